@@ -1,0 +1,95 @@
+"""Training programs small enough that overhead shows, each an ordinary PyTorch step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tarry.cli.demo_model import GPT, GPTConfig
+
+Optimizer = torch.optim.Optimizer
+
+
+@dataclass(frozen=True)
+class Program:
+    """A model, its optimizer, a batch on the CPU, and the loss of a batch."""
+
+    name: str
+    model: Callable[[], nn.Module]
+    optimizer: Callable[[nn.Module], Optimizer]
+    batch: Callable[[], tuple[Tensor, Tensor]]
+    loss: Callable[[Tensor, Tensor], Tensor]
+
+
+class Residual(nn.Module):
+    """Two convolutions with BatchNorm and a way around them."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x + self.body(x))
+
+
+def mlp() -> nn.Module:
+    """Eight layers of 64."""
+    layers: list[nn.Module] = []
+    for _ in range(7):
+        layers += [nn.Linear(64, 64), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(64, 10))
+
+
+def resnet() -> nn.Module:
+    """Six residual blocks of 16 channels."""
+    blocks = [Residual(16) for _ in range(6)]
+    stem = [nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+
+
+def sgd(model: nn.Module) -> Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def adamw(model: nn.Module) -> Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+VOCABULARY = 96
+PROGRAMS = (
+    Program(
+        "MLP 8x64, batch 32, SGD momentum",
+        mlp,
+        sgd,
+        lambda: (torch.randn(32, 64), torch.randint(10, (32,))),
+        F.cross_entropy,
+    ),
+    Program(
+        "GPT 4x128, 8x64 tokens, AdamW",
+        lambda: GPT(GPTConfig(vocabulary=VOCABULARY, layers=4, width=128)),
+        adamw,
+        lambda: (torch.randint(VOCABULARY, (8, 64)), torch.randint(VOCABULARY, (8, 64))),
+        token_loss,
+    ),
+    Program(
+        "ResNet 6x16, batch 16, SGD momentum",
+        resnet,
+        sgd,
+        lambda: (torch.randn(16, 3, 16, 16), torch.randint(10, (16,))),
+        F.cross_entropy,
+    ),
+)

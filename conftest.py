@@ -1,0 +1,16 @@
+"""Puts the checkout on the import path, and leaves out tests that need a GPU where there is none."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    needs_gpu = [item for item in items if item.get_closest_marker("gpu") is not None]
+    if not needs_gpu:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        config.hook.pytest_deselected(items=needs_gpu)
+        items[:] = [item for item in items if item not in needs_gpu]

@@ -1,0 +1,39 @@
+"""tarry: a lazy-tensor runtime for PyTorch. Move a program to `device="tarry"`; it is recorded, compiled and run a step at a time.
+
+`import tarry` registers the device. The names below are the public interface; everything else may change.
+"""
+
+from __future__ import annotations
+
+from tarry import events, metrics
+from tarry._api import (
+    add_step_closure,
+    explain,
+    get_backend,
+    graph,
+    mark_step,
+    register_backend,
+    set_backend,
+    sync,
+    wait,
+)
+from tarry.backends.base import Backend
+from tarry.config import config
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Backend",
+    "add_step_closure",
+    "config",
+    "events",
+    "explain",
+    "get_backend",
+    "graph",
+    "mark_step",
+    "metrics",
+    "register_backend",
+    "set_backend",
+    "sync",
+    "wait",
+]

@@ -1,0 +1,111 @@
+"""The public functions, bound to the one runtime of the process. Importing this module registers the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tarry import device, metrics
+from tarry.backends import registry
+from tarry.backends.base import Backend
+from tarry.codegen.op_table import Kind, load_table
+from tarry.config import config
+from tarry.native import C
+from tarry.runtime.sync import Runtime
+
+if TYPE_CHECKING:
+    from tarry.ir.graph import Graph
+
+_runtime = Runtime(C)
+
+
+def set_backend(backend: str | Backend, device: str | None = None) -> None:
+    """Choose what compiles and runs the recorded steps: a name, or an instance of a `tarry.Backend`; and on which real device."""
+    _runtime.set_backend(backend, device)
+
+
+def get_backend() -> Backend:
+    """The backend in use."""
+    return _runtime.backend
+
+
+def register_backend(name: str, factory: Callable[..., Backend]) -> None:
+    """Make a backend known under a name, for `set_backend(name)`."""
+    registry.register(name, factory)
+
+
+def mark_step(wait: bool = False) -> None:
+    """End the step here: compute everything that is pending. Rarely needed: `optimizer.step()` ends a step by itself."""
+    _runtime.sync("mark_step")
+    if wait:
+        _runtime.wait()
+
+
+def sync(*tensors: torch.Tensor) -> None:
+    """Have these tensors computed (and with them all that is pending); without arguments, all that is pending."""
+    _runtime.materialise(tensors)
+
+
+def wait() -> None:
+    """Wait for what is in flight, and for step closures."""
+    _runtime.wait()
+
+
+def add_step_closure(function: Callable[..., Any], *tensors: torch.Tensor) -> None:
+    """Call `function` with host copies of `tensors` once the step that computes them is done, without stalling it.
+
+    `tarry.add_step_closure(lambda loss: print(loss.item()), loss)` logs a loss without reading it in the step.
+    """
+    _runtime.add_step_closure(function, tensors)
+
+
+def graph(*tensors: torch.Tensor, stage: str = "recorded") -> Graph:
+    """The graph that would compute these tensors, without computing it."""
+    from tarry.ir.build import from_raw
+    from tarry.passes.pipeline import run
+
+    if not tensors:
+        raise TypeError("tarry.graph() takes the tensors whose graph you want to see")
+    return run(from_raw(C.peek(list(tensors)).raw()), stage)
+
+
+def explain(*tensors: torch.Tensor, stage: str = "recorded") -> str:
+    """The graph that would compute these tensors, as text, at a stage of its way to the backend."""
+    from tarry.ir.text import to_text
+
+    return to_text(graph(*tensors, stage=stage))
+
+
+def _on_config(name: str, value: Any) -> None:
+    if name == "force_fallback":
+        C.set_forced_eager(sorted(value))
+    elif name == "max_pending_nodes":
+        C.set_max_pending(value)
+
+
+def _after_optimizer() -> None:
+    if config.cut_after_optimizer:
+        _runtime.sync("optimizer.step")
+
+
+def _synchronize() -> None:
+    _runtime.sync("synchronize")
+    _runtime.wait()
+
+
+def _install() -> None:
+    for package in (Path(torch.__file__).parent, Path(__file__).parent):
+        C.add_internal_path(f"{package}/")
+    C.set_callbacks(_runtime.on_sync, _runtime.on_fallback)
+    for entry in load_table(config.cache_dir):
+        if entry.kind is Kind.RECORD:
+            C.register_operator(entry.name, entry.flags)
+    device.install(C, cut=_after_optimizer, synchronize=_synchronize)
+    metrics.attach(lambda: C.counters(0), lambda: C.reset_counters(0))
+    config.subscribe(_on_config)
+
+
+_install()

@@ -1,0 +1,111 @@
+"""The `tarry` command: `demo`, `doctor`, `bench`.
+
+This module parses arguments and nothing more: each command lives in a module of its own that is imported when it
+runs, so that `--help` answers at once and does not need torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status is 0 if all is well, 1 if not, 2 for wrong arguments."""
+    options, rest = _parser().parse_known_args(argv)
+    if rest and options.command != "bench":
+        _parser().error(f"unrecognized arguments: {' '.join(rest)}")
+    try:
+        return _run(options, rest)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except ImportError as error:
+        from tarry.errors import NativeBuildError
+
+        if not isinstance(error, NativeBuildError):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(options: argparse.Namespace, rest: list[str]) -> int:
+    match options.command:
+        case "demo":
+            from tarry.cli.demo import demo
+
+            return demo(
+                steps=options.steps,
+                device=options.device,
+                backend=options.backend,
+                seed=options.seed,
+                quiet=options.quiet,
+            )
+        case "doctor":
+            from tarry.cli.doctor import doctor
+
+            return doctor()
+        case "bench":
+            from tarry.cli.bench import bench
+
+            return bench(options.name, rest)
+        case unknown:
+            raise AssertionError(unknown)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tarry",
+        description="tarry, a lazy-tensor runtime for PyTorch: try it, check the installation, measure it.",
+        epilog="Each command has a --help of its own: tarry demo --help.",
+    )
+    parser.add_argument("--version", action="version", version=f"tarry {_version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    demo = commands.add_parser(
+        "demo",
+        help="train a small language model in eager PyTorch and on tarry, and compare",
+        description="Trains a small character-level GPT twice from the same start, first in eager PyTorch and then "
+        "with device='tarry', and prints what tarry recorded, compiled and re-used, the time of a step in both, and "
+        "whether the losses agree (exit status 1 if they do not).",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    demo.add_argument("--steps", type=_positive, default=60, metavar="N", help="training steps in each mode")
+    demo.add_argument("--device", default="cpu", help="the real device that does the work: cpu, cuda, cuda:1")
+    demo.add_argument("--backend", default="eager", metavar="NAME", help="tarry's backend")
+    demo.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the weights and the batches")
+    demo.add_argument("--quiet", action="store_true", help="one line of result instead of progress and a table")
+
+    commands.add_parser(
+        "doctor",
+        help="check the installation and say what to do about what is wrong",
+        description="Checks Python, torch, the compiler, the native part, the backends, and adds two numbers on the "
+        "device 'tarry'. Exit status 1 if something must be mended; each such line says how.",
+    )
+
+    bench = commands.add_parser(
+        "bench",
+        help="measure the cost of recording, or of training steps, against eager PyTorch and the Lazy Tensor Core",
+        description="Runs a benchmark of the checkout's folder benchmarks/; its own options follow the name.",
+        epilog="For a benchmark's options: tarry bench record -- --help",
+    )
+    bench.add_argument(
+        "name", nargs="?", choices=("record", "training"), default="record", help="which benchmark (default: record)"
+    )
+    return parser
+
+
+def _version() -> str:
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version("tarry")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"

@@ -1,0 +1,1 @@
+"""Tables made from torchgen's model of PyTorch's operators. Imports nothing of the runtime."""

@@ -1,0 +1,115 @@
+"""Settings, each with its environment variable. `tarry.config` is the one instance."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+Fallback = Literal["allow", "error"]
+
+
+class Config:
+    """What a user may set. A change takes effect at once; subscribers (the recorder) are told."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[[str, Any], None]] = []
+        self._fallback: Fallback = "allow"
+        self._force_fallback: frozenset[str] = frozenset()
+        self._max_pending_nodes = int(os.environ.get("TARRY_MAX_PENDING_NODES", "100000"))
+        self._max_cached_programs = int(os.environ.get("TARRY_MAX_CACHED_PROGRAMS", "1024"))
+        self._cut_after_optimizer = os.environ.get("TARRY_CUT_AFTER_OPTIMIZER", "1") != "0"
+        self.fallback = os.environ.get("TARRY_FALLBACK", "allow")  # type: ignore[assignment]
+        self.force_fallback = filter(None, os.environ.get("TARRY_FORCE_FALLBACK", "").split(","))
+
+    @property
+    def fallback(self) -> Fallback:
+        """What happens when an operator has to run eagerly: "allow" (it is counted) or "error". TARRY_FALLBACK."""
+        return self._fallback
+
+    @fallback.setter
+    def fallback(self, value: Fallback) -> None:
+        if value not in ("allow", "error"):
+            raise ValueError(f'tarry.config.fallback is "allow" or "error", not {value!r}')
+        self._fallback = value
+
+    @property
+    def force_fallback(self) -> frozenset[str]:
+        """Operators ("aten::add.Tensor") that always run eagerly, to find a faulty one. TARRY_FORCE_FALLBACK, commas."""
+        return self._force_fallback
+
+    @force_fallback.setter
+    def force_fallback(self, names: Iterable[str]) -> None:
+        if isinstance(names, str):
+            raise TypeError('tarry.config.force_fallback takes a set of names, such as {"aten::add.Tensor"}')
+        chosen = frozenset(names)
+        for name in chosen:
+            if "::" not in name:
+                raise ValueError(f'tarry.config.force_fallback: {name!r} lacks a namespace; write "aten::{name}"')
+        self._force_fallback = chosen
+        self._tell("force_fallback", chosen)
+
+    @property
+    def max_pending_nodes(self) -> int:
+        """A step is cut when this many nodes are recorded, which bounds memory. TARRY_MAX_PENDING_NODES."""
+        return self._max_pending_nodes
+
+    @max_pending_nodes.setter
+    def max_pending_nodes(self, value: int) -> None:
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"tarry.config.max_pending_nodes is a positive int, not {value!r}")
+        self._max_pending_nodes = value
+        self._tell("max_pending_nodes", value)
+
+    @property
+    def max_cached_programs(self) -> int:
+        """Compiled programs kept in memory; the least recently used goes first. TARRY_MAX_CACHED_PROGRAMS."""
+        return self._max_cached_programs
+
+    @max_cached_programs.setter
+    def max_cached_programs(self, value: int) -> None:
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"tarry.config.max_cached_programs is a positive int, not {value!r}")
+        self._max_cached_programs = value
+
+    @property
+    def cut_after_optimizer(self) -> bool:
+        """Whether the end of optimizer.step() ends the step. TARRY_CUT_AFTER_OPTIMIZER=0 turns it off."""
+        return self._cut_after_optimizer
+
+    @cut_after_optimizer.setter
+    def cut_after_optimizer(self, value: bool) -> None:
+        self._cut_after_optimizer = bool(value)
+
+    @property
+    def cache_dir(self) -> Path:
+        """Where builds and tables are kept. TARRY_CACHE_DIR."""
+        chosen = os.environ.get("TARRY_CACHE_DIR")
+        return Path(chosen) if chosen else Path.home() / ".cache" / "tarry"
+
+    @contextmanager
+    def override(self, **settings: Any) -> Iterator[None]:
+        """`with tarry.config.override(fallback="error"):` sets for the block only."""
+        before = {name: getattr(self, name) for name in settings}
+        try:
+            for name, value in settings.items():
+                setattr(self, name, value)
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(self, name, value)
+
+    def subscribe(self, listener: Callable[[str, Any], None]) -> None:
+        """Have `listener(name, value)` called after each change that the recorder must know of."""
+        self._listeners.append(listener)
+        listener("force_fallback", self._force_fallback)
+        listener("max_pending_nodes", self._max_pending_nodes)
+
+    def _tell(self, name: str, value: Any) -> None:
+        for listener in self._listeners:
+            listener(name, value)
+
+
+config = Config()

@@ -1,0 +1,234 @@
+#include "batch.h"
+
+#include <algorithm>
+
+namespace tarry {
+namespace {
+
+
+bool before(const NodePtr& a, const NodePtr& b) {
+  return a->epoch != b->epoch ? a->epoch < b->epoch : a->position < b->position;
+}
+
+// All nodes that the roots need, in program order. Called under the lock.
+void gather(Batch& batch) {
+  static std::atomic<uint64_t> marks{1};
+  const uint64_t mark = marks.fetch_add(1);
+  std::vector<Node*> stack;
+  auto visit = [&](const NodePtr& node) {
+    if (node->mark != mark) {
+      node->mark = mark;
+      batch.order.push_back(node);
+      if (!is_input(*node) && !node->error) {
+        stack.push_back(node.get());
+      }
+    }
+  };
+  for (const Root& root : batch.roots) {
+    visit(root.node);
+  }
+  while (!stack.empty()) {
+    Node* node = stack.back();
+    stack.pop_back();
+    for (const Edge& edge : node->edges) {
+      visit(edge.node);
+    }
+  }
+  // Recording order is program order. Nodes come almost sorted backwards, so sorting positions is cheap.
+  std::sort(batch.order.begin(), batch.order.end(), before);
+  std::sort(batch.roots.begin(), batch.roots.end(), [](const Root& a, const Root& b) {
+    return a.node == b.node ? a.output < b.output : before(a.node, b.node);
+  });
+  for (const NodePtr& node : batch.order) {
+    node->first_slot = batch.slots;
+    batch.slots += static_cast<uint32_t>(node->outputs());
+  }
+  for (const Root& root : batch.roots) {
+    batch.key = mix(mix(batch.key, root.node->hash), root.output);
+    const NodePtr& leaf = root.storage->leaf;
+    const bool replaced = leaf && leaf->mark == mark && leaf->leaf_layout == root.storage->home;
+    batch.replaces.push_back(replaced ? static_cast<int32_t>(leaf->first_slot) : -1);
+  }
+}
+
+} // namespace
+
+std::unique_ptr<Batch> collect(DeviceState& state) {
+  auto batch = std::make_unique<Batch>();
+  batch->state = &state;
+  std::vector<NodePtr> old_history;
+  std::lock_guard<std::mutex> guard(state.mutex);
+  for (TarryStorage* storage = state.pending; storage; storage = storage->next) {
+    if (storage->value.node->error) {
+      continue;
+    }
+    batch->roots.push_back({storage, storage->value.node, storage->value.output});
+  }
+  if (batch->roots.empty()) {
+    return nullptr;
+  }
+  gather(*batch);
+  for (Root& root : batch->roots) {
+    root.storage->claim = &root.storage;
+  }
+  batch->epoch = state.epoch++;
+  state.position = 0;
+  old_history.swap(state.history);
+  return batch;
+}
+
+std::unique_ptr<Batch> peek(const std::vector<at::Tensor>& tensors) {
+  auto batch = std::make_unique<Batch>();
+  batch->state = nullptr;
+  batch->epoch = 0;
+  std::vector<TarryStorage*> storages;
+  for (const at::Tensor& tensor : tensors) {
+    TORCH_CHECK(is_tarry(tensor), "tarry.graph: expected tensors on device 'tarry', but got one on '", tensor.device(), "'");
+    storages.push_back(storage_of(tensor.unsafeGetTensorImpl()));
+    batch->state = storages.back()->state;
+  }
+  if (storages.empty()) {
+    return nullptr;
+  }
+  std::lock_guard<std::mutex> guard(batch->state->mutex);
+  for (TarryStorage* storage : storages) {
+    Value value = current_value(storage);
+    batch->roots.push_back({storage, std::move(value.node), value.output});
+  }
+  gather(*batch);
+  for (Root& root : batch->roots) {
+    root.storage = nullptr; // nothing will be committed
+  }
+  return batch;
+}
+
+Batch::~Batch() {
+  std::lock_guard<std::mutex> guard(state->mutex);
+  for (const Root& root : roots) {
+    if (root.storage) {
+      root.storage->claim = nullptr;
+    }
+  }
+}
+
+size_t Batch::operations() const {
+  return static_cast<size_t>(std::count_if(order.begin(), order.end(), [](const NodePtr& node) { return !is_input(*node); }));
+}
+
+std::vector<at::Tensor> Batch::inputs() const {
+  std::vector<at::Tensor> tensors;
+  for (const NodePtr& node : order) {
+    if (node->is_leaf()) {
+      tensors.push_back(node->data);
+    } else if (node->results) {
+      tensors.insert(tensors.end(), node->results->begin(), node->results->end());
+    }
+  }
+  return tensors;
+}
+
+void Batch::commit(std::vector<at::Tensor> outputs) {
+  TORCH_CHECK(
+      outputs.size() == roots.size(), "tarry: the program gave ", outputs.size(), " results for ", roots.size(), " outputs");
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const Layout* layout = roots[i].node->output_layout(roots[i].output);
+    TORCH_CHECK(
+        layout->describes(outputs[i].unsafeGetTensorImpl()),
+        "tarry: result ", i, " of the program (", roots[i].node->op ? roots[i].node->op->name : "input", ") is ",
+        outputs[i].scalar_type(), outputs[i].sizes(), " with strides ", outputs[i].strides(), ", but ", layout->dtype,
+        layout->sizes, " with strides ", layout->strides, " was recorded");
+  }
+  Graveyard graveyard;
+  std::lock_guard<std::mutex> guard(state->mutex);
+  const bool quiet = state->position == 0; // nobody has recorded since collect()
+  for (size_t i = 0; i < roots.size(); ++i) {
+    Root& root = roots[i];
+    if (!quiet) {
+      // A node recorded meanwhile may refer to this one.
+      if (!root.node->results) {
+        root.node->results = std::make_unique<std::vector<at::Tensor>>(root.node->outputs());
+      }
+      (*root.node->results)[root.output] = outputs[i];
+    }
+    if (root.storage && root.storage->value.node == root.node && root.storage->value.output == root.output) {
+      set_data(root.storage, std::move(outputs[i]), graveyard);
+    }
+  }
+  for (NodePtr& node : order) {
+    if (node->is_leaf() && node->data.defined()) { // nothing recorded later reads it: a new epoch has its own leaves
+      graveyard.tensors.push_back(std::move(node->data));
+    }
+    if (quiet && node->results) {
+      node->results.reset();
+      continue; // of an earlier, interrupted epoch: not to be used again
+    }
+    if (quiet && node->epoch == epoch && !node->error) {
+      if (state->history.size() <= node->position) {
+        state->history.resize(node->position + 1);
+      }
+      state->history[node->position] = node;
+    }
+  }
+}
+
+// ---- comparing programs
+
+Structure::Structure(const Batch& batch) : key(batch.key), nodes(batch.order), replaces(batch.replaces) {
+  for (const NodePtr& node : nodes) {
+    if (!is_input(*node)) {
+      for (const Edge& edge : node->edges) {
+        wiring.push_back(edge.node->first_slot + edge.output);
+      }
+    }
+  }
+  for (const Root& root : batch.roots) {
+    wiring.push_back(root.node->first_slot + root.output);
+  }
+}
+
+bool Batch::matches(const Structure& structure) const {
+  if (order.size() != structure.nodes.size() || replaces != structure.replaces) {
+    return false;
+  }
+  size_t wire = 0;
+  for (size_t i = 0; i < order.size(); ++i) {
+    const Node& a = *order[i];
+    const Node& b = *structure.nodes[i];
+    if (is_input(a)) {
+      if (!b.is_leaf() || !a.is_leaf() || a.leaf_layout != b.leaf_layout) {
+        return false;
+      }
+      continue;
+    }
+    if (&a != &b) {
+      if (a.op != b.op || a.signature != b.signature || a.edges.size() != b.edges.size() || a.region != b.region ||
+          !same_call(a, b.slots, b.constants)) {
+        return false;
+      }
+      for (size_t e = 0; e < a.edges.size(); ++e) {
+        if (a.edges[e].view != b.edges[e].view) {
+          return false;
+        }
+      }
+    }
+    if (wire + a.edges.size() > structure.wiring.size()) {
+      return false;
+    }
+    for (const Edge& edge : a.edges) {
+      if (structure.wiring[wire++] != edge.node->first_slot + edge.output) {
+        return false;
+      }
+    }
+  }
+  if (wire + roots.size() != structure.wiring.size()) {
+    return false;
+  }
+  for (const Root& root : roots) {
+    if (structure.wiring[wire++] != root.node->first_slot + root.output) {
+      return false;
+    }
+  }
+  return true;
+}
+
+} // namespace tarry

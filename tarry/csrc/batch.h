@@ -1,0 +1,63 @@
+// A batch is all that is pending on a device at one moment, ready to be compiled, executed and given back to its storages.
+#pragma once
+
+#include "graph.h"
+
+namespace tarry {
+
+struct Root {
+  TarryStorage* storage; // set to null by the storage itself if it dies while the batch is in flight (TarryStorage::claim)
+  NodePtr node;
+  uint32_t output;
+};
+
+struct Structure;
+
+struct Batch {
+  Batch() = default;
+  Batch(const Batch&) = delete;
+  ~Batch();
+
+  DeviceState* state;
+  uint64_t epoch;
+  Hash128 key;
+  std::vector<NodePtr> order; // in program order, leaves among them
+  std::vector<Root> roots; // in program order of their nodes
+  uint32_t slots = 0; // number of values; node n's outputs are slots n->first_slot ...
+  std::vector<int32_t> replaces; // per root: the slot of the leaf whose buffer the root's storage had, or -1
+
+  size_t operations() const; // nodes that are not inputs
+  // The tensors of the leaves, in order. They stay owned by the leaves too.
+  std::vector<at::Tensor> inputs() const;
+
+  // Gives the roots' storages their data, and frees the nodes for the next step.
+  void commit(std::vector<at::Tensor> outputs);
+  // Runs the nodes one by one on the real device and commits. If a node fails, all that does not depend on it is computed
+  // all the same, storages that it would have changed keep their last good contents, and the error is thrown at the end.
+  void interpret();
+
+  bool matches(const Structure& structure) const;
+};
+
+// What of a batch identifies its program: kept with the compiled program to check a hit of the cache.
+struct Structure {
+  explicit Structure(const Batch& batch);
+  Hash128 key;
+  std::vector<NodePtr> nodes;
+  std::vector<uint32_t> wiring; // the source slot of each edge, then the roots' slots
+  std::vector<int32_t> replaces;
+};
+
+// Takes a snapshot of all pending storages and starts a new epoch; null if nothing is pending.
+std::unique_ptr<Batch> collect(DeviceState& state);
+// The graph behind some tensors, without starting a new epoch.
+std::unique_ptr<Batch> peek(const std::vector<at::Tensor>& tensors);
+
+bool same_call(const Node& a, c10::ArrayRef<int16_t> slots, c10::ArrayRef<c10::IValue> constants);
+
+// An input of a batch: a leaf, or a node whose outputs were computed by an earlier, interrupted batch.
+inline bool is_input(const Node& node) {
+  return node.is_leaf() || node.results;
+}
+
+} // namespace tarry

@@ -1,0 +1,201 @@
+// Running an operator at once on the real device, and the calls into the Python runtime.
+#include <Python.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/csrc/Exceptions.h>
+
+#include <algorithm>
+
+#include "generator.h"
+#include "interpret.h"
+#include "provenance.h"
+#include "record.h"
+
+namespace tarry {
+namespace {
+
+PyObject* sync_callback = nullptr;
+PyObject* fallback_callback = nullptr;
+
+struct Gil {
+  Gil() : state(PyGILState_Ensure()) {}
+  ~Gil() { PyGILState_Release(state); }
+  PyGILState_STATE state;
+};
+
+void call(PyObject* callback, PyObject* arguments) {
+  PyObject* result = callback && arguments ? PyObject_CallObject(callback, arguments) : nullptr;
+  Py_XDECREF(arguments);
+  if (!result) {
+    TORCH_CHECK(callback, "tarry: the runtime is not initialised; import tarry first");
+    python_error error;
+    error.persist();
+    throw error;
+  }
+  Py_DECREF(result);
+}
+
+// Real stand-ins for the arguments, in the order of the tensors met.
+struct RealArguments {
+  const char* reason;
+  std::vector<at::Tensor> originals;
+  std::vector<at::Tensor> real;
+  std::vector<TarryStorage*> written;
+
+  at::Tensor convert(const at::Tensor& tensor, bool is_mutable) {
+    if (!tensor.defined() || !is_tarry(tensor)) {
+      // Zero-dimensional tensors and indices may lie on the host; the real device may be another.
+      if (tensor.defined() && !is_mutable && tensor.is_cpu() && !real_device().is_cpu() &&
+          !tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+        return tensor.to(real_device());
+      }
+      return tensor;
+    }
+    for (size_t i = 0; i < originals.size(); ++i) {
+      if (originals[i].is_same(tensor)) {
+        return real[i];
+      }
+    }
+    // Views of one storage stay views of one buffer, which is made the storage's own once, before any view is taken.
+    TarryStorage* storage = storage_of(tensor.unsafeGetTensorImpl());
+    const bool seen = std::find(written.begin(), written.end(), storage) != written.end();
+    originals.push_back(tensor);
+    real.push_back(is_mutable && !seen ? materialise_for_write(tensor, reason) : materialise(tensor, reason));
+    if (is_mutable && !seen) {
+      written.push_back(storage);
+    }
+    return real.back();
+  }
+
+  c10::IValue convert(const c10::IValue& value, const Argument& declared) {
+    if (value.isTensor()) {
+      return convert(value.toTensor(), declared.is_mutable);
+    }
+    if (declared.kind == ArgKind::TensorList && value.isList()) {
+      auto copy = value.toList().copy();
+      for (size_t i = 0; i < copy.size(); ++i) {
+        const c10::IValue item = copy.get(i);
+        if (item.isTensor()) {
+          copy.set(i, convert(item.toTensor(), declared.is_mutable));
+        }
+      }
+      return copy;
+    }
+    return value.isDevice() && value.toDevice().type() == c10::DeviceType::PrivateUse1 ? c10::IValue(real_device()) : value;
+  }
+};
+
+c10::IValue wrap_result(const c10::IValue& value, DeviceState& state, const RealArguments& arguments, const Operator& op) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+      return value;
+    }
+    for (size_t i = 0; i < arguments.real.size(); ++i) {
+      if (arguments.real[i].is_same(tensor)) {
+        return arguments.originals[i];
+      }
+    }
+    TORCH_CHECK(
+        tensor.layout() == c10::kStrided,
+        "tarry: ", op.name, " gives a ", tensor.layout(), " tensor; tarry supports strided (dense) tensors only. ",
+        "Run this part on the CPU.");
+    return wrap_real(state, tensor);
+  }
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const c10::IValue& item : value.toListRef()) {
+      list.push_back(wrap_result(item, state, arguments, op).toTensor());
+    }
+    return list;
+  }
+  return value;
+}
+
+} // namespace
+
+void set_callbacks(void* sync, void* fallback) {
+  Py_XINCREF(static_cast<PyObject*>(sync));
+  Py_XINCREF(static_cast<PyObject*>(fallback));
+  sync_callback = static_cast<PyObject*>(sync);
+  fallback_callback = static_cast<PyObject*>(fallback);
+}
+
+void request_sync(c10::DeviceIndex device, const char* reason) {
+  Gil gil;
+  call(sync_callback, Py_BuildValue("(is)", static_cast<int>(device), reason));
+}
+
+void report_fallback(const Operator& op, const char* reason, uint32_t site) {
+  Gil gil;
+  auto [file, line] = site_location(site);
+  call(fallback_callback, Py_BuildValue("(sssi)", op.name.c_str(), reason, file.c_str(), line));
+}
+
+void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reason) {
+  report_fallback(op, reason, current_site());
+  const size_t count = op.arguments.size();
+  const auto arguments = torch::jit::last(*stack, count);
+  RealArguments real{reason, {}, {}, {}};
+  DeviceState* state = nullptr;
+  std::optional<at::Generator> given;
+  torch::jit::Stack call_stack;
+  // The written ones first: they may get a new buffer.
+  for (const bool writes : {true, false}) {
+    for (size_t i = 0; i < count; ++i) {
+      if (op.arguments[i].is_mutable == writes) {
+        real.convert(arguments[i], op.arguments[i]);
+      }
+    }
+  }
+  for (size_t i = 0; i < count; ++i) {
+    if (op.arguments[i].kind == ArgKind::Generator) {
+      if (!arguments[i].isNone()) {
+        given = arguments[i].toGenerator();
+      }
+      call_stack.emplace_back();
+    } else {
+      call_stack.push_back(real.convert(arguments[i], op.arguments[i]));
+    }
+    if (arguments[i].isDevice() && arguments[i].toDevice().type() == c10::DeviceType::PrivateUse1) {
+      state = &device_state(arguments[i].toDevice().index());
+    }
+  }
+  if (!real.originals.empty()) {
+    state = storage_of(real.originals.front().unsafeGetTensorImpl())->state;
+  }
+  if (!state) {
+    state = &device_state(-1);
+  }
+  {
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    std::optional<SeededCall> seeded;
+    if (op.has(kRandom)) {
+      seeded.emplace(op, draw_seed(given, state->index), call_stack);
+    }
+    op.handle.callBoxed(&call_stack);
+  }
+  // An out= argument may have been resized.
+  for (size_t i = 0; i < real.real.size(); ++i) {
+    auto* impl = real.originals[i].unsafeGetTensorImpl();
+    if (impl->sizes() != real.real[i].sizes()) {
+      const Layout* layout = layout_of(real.real[i].unsafeGetTensorImpl());
+      TarryStorage* storage = storage_of(impl);
+      impl->set_sizes_and_strides(layout->sizes, layout->strides, layout->offset);
+      Graveyard graveyard;
+      std::lock_guard<std::mutex> guard(storage->state->mutex);
+      storage->home = layout;
+      storage->set_nbytes(layout->nbytes);
+      set_data(storage, real.real[i], graveyard);
+    }
+  }
+  torch::jit::Stack results;
+  for (const c10::IValue& value : call_stack) {
+    results.push_back(wrap_result(value, *state, real, op));
+  }
+  torch::jit::drop(*stack, count);
+  for (auto& result : results) {
+    stack->push_back(std::move(result));
+  }
+}
+
+} // namespace tarry

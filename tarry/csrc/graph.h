@@ -1,0 +1,178 @@
+// The recorded graph: nodes, the storages that hold their values, and the state of a device.
+//
+// A TarryStorage is in one of three states:
+//   pending:       `value.node` is set. The storage's contents are output `value.output` of that node, to be computed.
+//   materialised:  `data` is set: a tensor on the real device that has exactly the layout `home`.
+//   uninitialised: neither; reading it gives arbitrary contents (torch.empty).
+// `home` covers the whole storage. A tensor may look at the storage through any other layout: the layout then stands on
+// the edge by which a node reads it (Edge::view) or writes it (the node's output is the new value of the whole storage).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/flat_hash_map.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "hash.h"
+#include "layout.h"
+#include "operator.h"
+
+namespace tarry {
+
+struct Node;
+using NodePtr = c10::intrusive_ptr<Node>;
+
+struct Edge {
+  NodePtr node;
+  uint32_t output = 0;
+  const Layout* view = nullptr; // null: read in the value's home layout
+};
+
+struct Value {
+  NodePtr node;
+  uint32_t output = 0;
+};
+
+// How an operator's results come out, for given argument types and constants. Cached; immutable.
+struct Signature {
+  enum class Return : uint8_t { Fresh, Argument, Undefined, List, Constant };
+  struct Item {
+    Return kind;
+    uint32_t index = 0; // Fresh: which output; Argument: position among the tensor arguments; List: its length
+    c10::IValue constant;
+  };
+  bool runs_eagerly = false; // no shape can be told before the data are there
+  std::vector<const Layout*> fresh;
+  std::vector<Item> items; // a List item is followed by its elements
+  std::vector<const Layout*> resized; // per mutable tensor argument: its new layout, or null if unchanged
+};
+
+// What stands in a tensor slot of the schema.
+enum Slot : int16_t { kAbsent = 0, kEdge = 1, kWrappedNumber = 2 };
+
+struct Mutation {
+  uint32_t edge; // the (first) edge that this storage's old value comes in by
+  const Layout* home;
+};
+
+// Immutable once recorded, but for its numbers and data when the node is used again in the next step.
+struct Node final : c10::intrusive_ptr_target {
+  ~Node() override;
+
+  const Operator* op = nullptr; // null: a leaf, whose value is `data`
+  const Signature* signature = nullptr;
+  Hash128 type_hash; // operator, argument types and constants
+  Hash128 hash; // type_hash and the hashes of all that flows in
+  uint64_t epoch = 0; // with position: the place in the program
+  uint32_t position = 0;
+  uint32_t site = 0;
+  int32_t region = 0; // of activation recomputation; 0 outside
+  c10::SmallVector<Edge, 3> edges;
+  c10::SmallVector<c10::IValue, 4> constants; // non-tensor arguments and wrapped numbers in schema order, then the seed if random
+  c10::SmallVector<int16_t, 8> slots; // for each tensor argument a Slot; for each list its length and its Slots
+  c10::SmallVector<Mutation, 1> mutations;
+
+  const Layout* leaf_layout = nullptr;
+  at::Tensor data; // of a leaf
+  std::unique_ptr<std::vector<at::Tensor>> results; // outputs computed already, kept because something pending needs them
+  std::shared_ptr<std::string> error; // why this node could not be computed
+
+  uint64_t mark = 0; // scratch of collect()
+  uint32_t first_slot = 0;
+
+  bool is_leaf() const { return op == nullptr; }
+  size_t outputs() const { return op ? signature->fresh.size() + mutations.size() : 1; }
+  const Layout* output_layout(uint32_t i) const {
+    if (!op) {
+      return leaf_layout;
+    }
+    return i < signature->fresh.size() ? signature->fresh[i] : mutations[i - signature->fresh.size()].home;
+  }
+};
+
+struct DeviceState;
+
+struct TarryStorage final : c10::StorageImpl {
+  TarryStorage(DeviceState* state, const Layout* home, size_t nbytes);
+  ~TarryStorage() override;
+  void release_resources() override;
+
+  DeviceState* const state;
+  const Layout* home;
+  at::Tensor data;
+  Value value;
+  NodePtr leaf; // the leaf that stands for `data` (or what it was before this step's writes), if leaf->epoch is the device's
+  uint64_t leaf_epoch = 0;
+  TarryStorage** claim = nullptr; // the root of the batch in flight that will fill this storage, to be cleared on death
+  // Links of the device's list of pending storages.
+  TarryStorage* previous = nullptr;
+  TarryStorage* next = nullptr;
+
+ private:
+  void leave();
+};
+
+using StoragePtr = c10::intrusive_ptr<TarryStorage>;
+
+// All that is recorded on a device. `mutex` guards the fields below and those of the device's storages. Nothing that may
+// take the GIL, run a kernel or free a tensor happens under it: what is replaced goes into a Graveyard first.
+struct DeviceState {
+  explicit DeviceState(c10::DeviceIndex index) : index(index) {}
+
+  const c10::DeviceIndex index;
+  std::mutex mutex;
+  TarryStorage* pending = nullptr;
+  uint64_t epoch = 1; // grows by one at each collect()
+  uint32_t position = 0; // of the next node in this epoch
+  std::vector<NodePtr> history; // nodes of the last executed step by position, free to be used again
+  ska::flat_hash_map<Hash128, std::unique_ptr<Signature>, HashOfHash> signatures;
+  uint64_t recorded = 0;
+  uint64_t reused = 0;
+
+  void link(TarryStorage* storage);
+  void unlink(TarryStorage* storage);
+};
+
+// Declared before the lock, so that what it holds is freed after the lock is released.
+struct Graveyard {
+  c10::SmallVector<NodePtr, 4> nodes;
+  c10::SmallVector<at::Tensor, 2> tensors;
+};
+
+DeviceState& device_state(c10::DeviceIndex index);
+TarryStorage* storage_of(const c10::TensorImpl* tensor); // null if the tensor has none (sparse)
+inline bool is_tarry(const at::Tensor& tensor) {
+  return tensor.device().type() == c10::DeviceType::PrivateUse1;
+}
+
+at::Tensor make_tensor(DeviceState& state, const Layout* layout, StoragePtr storage);
+at::Tensor make_uninitialised(DeviceState& state, const Layout* layout);
+// A tarry tensor over a real one, which must not be written by anybody else from now on.
+at::Tensor wrap_real(DeviceState& state, at::Tensor real);
+// A tarry tensor with a copy of a host (or other foreign) tensor.
+at::Tensor upload(DeviceState& state, const at::Tensor& source);
+
+// Sets the storage's contents. The caller holds the lock; what is replaced goes into the graveyard.
+void set_pending(TarryStorage* storage, NodePtr node, uint32_t output, Graveyard& graveyard);
+void set_data(TarryStorage* storage, at::Tensor data, Graveyard& graveyard);
+// The storage's current value as a node output. The caller holds the lock.
+Value current_value(TarryStorage* storage);
+
+// Computes all that is pending (through the Python runtime), then gives the real tensor that `tensor` looks at.
+at::Tensor materialise(const at::Tensor& tensor, const char* reason);
+// As above, for writing: nobody else sees the buffer.
+at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason);
+at::Tensor view_as_layout(const at::Tensor& home, const Layout* layout);
+
+c10::Device real_device();
+void set_real_device(c10::Device device);
+
+
+} // namespace tarry

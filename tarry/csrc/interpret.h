@@ -1,0 +1,22 @@
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/stack.h>
+
+#include "operator.h"
+
+namespace tarry {
+
+// While it lives, a random operator draws from `seed`: through its generator argument if it has one (which is put on the
+// stack), else through the real device's default generator, whose state is restored afterwards.
+class SeededCall {
+ public:
+  SeededCall(const Operator& op, int64_t seed, torch::jit::Stack& stack);
+  ~SeededCall();
+
+ private:
+  at::Generator borrowed_;
+  at::Generator saved_;
+};
+
+} // namespace tarry

@@ -1,0 +1,339 @@
+// Operators that are not simply recorded: views (PyTorch's own kernels, which only touch metadata), allocation, transfer
+// between devices, reading values, and a few composites whose stock decomposition is wrong or slow for a lazy device.
+#include <ATen/EmptyTensor.h>
+#include <ATen/native/Resize.h>
+#include <ATen/native/TensorShape.h>
+#include <ATen/ops/_local_scalar_dense.h>
+#include <ATen/ops/_native_batch_norm_legit.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/set_native.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
+#include <ATen/ops/view_native.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include "hooks.h"
+#include "record.h"
+
+namespace tarry {
+namespace {
+
+// ---- allocation
+
+void check_strided(std::optional<at::Layout> layout) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !layout || *layout == at::kStrided,
+      "tarry supports strided (dense) tensors only, not ", *layout, ". Keep such tensors on the CPU, or make them dense.");
+}
+
+at::Tensor empty_strided(
+    at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+    std::optional<at::Device> device, std::optional<bool> /*pin_memory*/) {
+  check_strided(layout);
+  at::detail::check_size_nonnegative(size);
+  auto& state = device_state(device ? device->index() : -1);
+  return make_uninitialised(state, intern_layout(c10::dtype_or_default(dtype), size, stride));
+}
+
+at::Tensor empty(
+    at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+    std::optional<at::Device> device, std::optional<bool> pin_memory, std::optional<at::MemoryFormat> format) {
+  c10::DimVector strides(size.size());
+  if (format == at::MemoryFormat::ChannelsLast) {
+    TORCH_CHECK(size.size() == 4, "required rank 4 tensor to use channels_last format");
+    const auto computed = c10::get_channels_last_strides_2d(size);
+    std::copy(computed.begin(), computed.end(), strides.begin());
+  } else if (format == at::MemoryFormat::ChannelsLast3d) {
+    TORCH_CHECK(size.size() == 5, "required rank 5 tensor to use channels_last_3d format");
+    const auto computed = c10::get_channels_last_strides_3d(size);
+    std::copy(computed.begin(), computed.end(), strides.begin());
+  } else {
+    int64_t stride = 1;
+    for (size_t i = size.size(); i-- > 0;) {
+      strides[i] = stride;
+      stride *= std::max<int64_t>(size[i], 1);
+    }
+  }
+  return empty_strided(size, strides, dtype, layout, device, pin_memory);
+}
+
+at::Tensor zero_tensor(
+    at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+    std::optional<at::Device> device, std::optional<bool> pin_memory) {
+  return at::zeros(size, dtype, layout, device, pin_memory);
+}
+
+// ---- views
+
+at::Tensor as_strided(const at::Tensor& self, at::IntArrayRef size, at::IntArrayRef stride, std::optional<int64_t> offset) {
+  return at::native::as_strided_tensorimpl(self, size, stride, offset);
+}
+
+at::Tensor view(const at::Tensor& self, at::IntArrayRef size) {
+  return at::native::view(self, size);
+}
+
+at::Tensor reshape_alias(const at::Tensor& self, at::IntArrayRef size, at::IntArrayRef stride) {
+  return at::native::_reshape_alias(self, size, stride);
+}
+
+at::Tensor unfold(const at::Tensor& self, int64_t dimension, int64_t size, int64_t step) {
+  return at::native::unfold(self, dimension, size, step);
+}
+
+at::Tensor view_as_real(const at::Tensor& self) {
+  return at::native::view_as_real(self);
+}
+
+at::Tensor view_as_complex(const at::Tensor& self) {
+  return at::native::view_as_complex(self);
+}
+
+at::Tensor& set_storage_and_size(
+    at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size, at::IntArrayRef stride) {
+  TORCH_CHECK(
+      source.device_type() == c10::DeviceType::PrivateUse1,
+      "Expected a storage on device 'tarry' but found one on ", source.device());
+  auto* impl = self.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(std::move(source));
+  c10::DimVector strides(stride.begin(), stride.end());
+  if (stride.size() != size.size()) {
+    strides.resize(size.size());
+    int64_t step = 1;
+    for (size_t i = size.size(); i-- > 0;) {
+      strides[i] = step;
+      step *= std::max<int64_t>(size[i], 1);
+    }
+  }
+  impl->set_sizes_and_strides(size, strides, offset);
+  const Layout* layout = layout_of(impl);
+  if (layout->nbytes > impl->unsafe_storage().nbytes()) {
+    resize_storage(impl->unsafe_storage().unsafeGetStorageImpl(), layout->nbytes);
+  }
+  return self;
+}
+
+at::Tensor& set_storage(at::Tensor& self, at::Storage source) {
+  const auto elements = static_cast<int64_t>(source.nbytes() / self.element_size());
+  return set_storage_and_size(self, std::move(source), 0, {elements}, {1});
+}
+
+at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
+  return set_storage_and_size(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
+}
+
+at::Tensor& set_empty(at::Tensor& self) {
+  return set_tensor(self, at::empty({0}, self.options()));
+}
+
+const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef size, std::optional<at::MemoryFormat> format) {
+  auto* impl = self.unsafeGetTensorImpl();
+  if (impl->sizes() == size && !format) {
+    return self;
+  }
+  at::detail::check_size_nonnegative(size);
+  const int64_t offset = impl->storage_offset();
+  impl->set_sizes_contiguous(size);
+  if (format) {
+    impl->empty_tensor_restride(*format);
+  }
+  impl->set_storage_offset(offset);
+  const Layout* layout = layout_of(impl);
+  if (layout->nbytes > impl->unsafe_storage().nbytes()) {
+    TarryStorage* storage = storage_of(impl);
+    std::unique_lock<std::mutex> lock(storage->state->mutex);
+    if (layout->dense && !storage->value.node && !storage->data.defined()) {
+      storage->home = layout; // nothing written yet: it simply becomes a storage of this layout
+      storage->set_nbytes(layout->nbytes);
+    } else {
+      lock.unlock();
+      resize_storage(storage, layout->nbytes);
+    }
+  }
+  return self;
+}
+
+bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& from) {
+  // A tarry tensor is a plain TensorImpl, as is a CPU or CUDA one: `parameter.data = ...` keeps the same Parameter across
+  // devices, and with it tied weights.
+  return self.layout() == at::kStrided && from.layout() == at::kStrided;
+}
+
+// ---- transfer and reading
+
+Operator* copy_operator() {
+  static Operator* op = find_operator("aten::copy_", "");
+  return op;
+}
+
+at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+  if (!is_tarry(self)) {
+    return self.copy_(materialise(source, "copy to another device"), non_blocking);
+  }
+  if (is_tarry(source) || source.unsafeGetTensorImpl()->is_wrapped_number()) {
+    torch::jit::Stack stack{self, source, non_blocking};
+    record(*copy_operator(), &stack);
+    return self;
+  }
+  TarryStorage* storage = storage_of(self.unsafeGetTensorImpl());
+  TORCH_CHECK(storage, "tarry: cannot copy into a ", self.layout(), " tensor");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      source.layout() == at::kStrided,
+      "tarry supports strided (dense) tensors only, not ", source.layout(), ". Call .to_dense() before .to(\"tarry\").");
+  if (storage->home->describes(self.unsafeGetTensorImpl())) {
+    check_fork();
+    mark_used();
+    const Layout* home = storage->home;
+    at::Tensor real = at::empty_strided(home->sizes, home->strides, at::TensorOptions().dtype(home->dtype).device(real_device()));
+    real.copy_(source);
+    Graveyard graveyard;
+    std::lock_guard<std::mutex> guard(storage->state->mutex);
+    set_data(storage, std::move(real), graveyard);
+    return self;
+  }
+  torch::jit::Stack stack{self, upload(*storage->state, source), non_blocking};
+  record(*copy_operator(), &stack);
+  return self;
+}
+
+at::Tensor copy_from(const at::Tensor& self, const at::Tensor& target, bool non_blocking) {
+  at::Tensor destination = target;
+  if (is_tarry(target)) {
+    copy(destination, self, non_blocking);
+  } else {
+    destination.copy_(materialise(self, "copy to another device"), non_blocking);
+  }
+  return target;
+}
+
+at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& target) {
+  target.resize_(self.sizes());
+  return copy_from(self, target, false);
+}
+
+at::Scalar local_scalar_dense(const at::Tensor& self) {
+  return at::_local_scalar_dense(materialise(self, "item"));
+}
+
+void record_stream(at::Tensor& /*self*/, at::Stream /*stream*/) {
+  // Memory belongs to the backend's program; there is no stream to protect it from.
+}
+
+bool is_set_to(const at::Tensor& self, const at::Tensor& other) {
+  return self.storage().unsafeGetStorageImpl() == other.storage().unsafeGetStorageImpl() &&
+      self.storage_offset() == other.storage_offset() && self.sizes() == other.sizes() && self.strides() == other.strides();
+}
+
+// ---- operators whose schema does not tell the truth
+
+// The stock operator writes to the running statistics without saying so; this one says so.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(
+    const at::Tensor& input, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
+    const std::optional<at::Tensor>& running_mean, const std::optional<at::Tensor>& running_var, bool training,
+    double momentum, double eps) {
+  const bool has_statistics = running_mean && running_mean->defined() && running_var && running_var->defined();
+  if (!has_statistics) {
+    return at::_native_batch_norm_legit(input, weight, bias, training, momentum, eps);
+  }
+  at::Tensor mean = *running_mean, variance = *running_var;
+  return at::_native_batch_norm_legit(input, weight, bias, mean, variance, training, momentum, eps);
+}
+
+// ---- the kernel of last resort: custom operators and whatever the table does not list
+
+void record_unlisted(const c10::OperatorHandle& handle, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
+  record(*find_operator(handle), stack);
+}
+
+// ---- storages that PyTorch makes by itself (UntypedStorage, torch.load)
+
+struct NoAllocator final : c10::Allocator {
+  at::DataPtr allocate(size_t /*nbytes*/) override {
+    return at::DataPtr(nullptr, c10::Device(c10::DeviceType::PrivateUse1, current_device()));
+  }
+  void copy_data(void* /*destination*/, const void* /*source*/, std::size_t /*count*/) const override {
+    TORCH_CHECK(false, "tarry: memory on this device has no address; copy tensors instead");
+  }
+};
+
+c10::intrusive_ptr<c10::StorageImpl> make_storage(
+    c10::StorageImpl::use_byte_size_t, c10::SymInt size, c10::DataPtr /*data*/, c10::Allocator* /*allocator*/, bool /*resizable*/) {
+  check_fork();
+  mark_used();
+  const int64_t nbytes = size.expect_int();
+  return c10::make_intrusive<TarryStorage>(
+      &device_state(-1), flat_layout(at::kByte, nbytes), static_cast<size_t>(nbytes));
+}
+
+NoAllocator no_allocator;
+REGISTER_ALLOCATOR(c10::DeviceType::PrivateUse1, &no_allocator);
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&record_unlisted>());
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  c10::SetStorageImplCreate(c10::DeviceType::PrivateUse1, &make_storage);
+  m.impl("empty.memory_format", TORCH_FN(empty));
+  m.impl("empty_strided", TORCH_FN(empty_strided));
+  m.impl("_efficientzerotensor", TORCH_FN(zero_tensor));
+  m.impl("as_strided", TORCH_FN(as_strided));
+  m.impl("view", TORCH_FN(view));
+  m.impl("_reshape_alias", TORCH_FN(reshape_alias));
+  m.impl("unfold", TORCH_FN(unfold));
+  m.impl("view_as_real", TORCH_FN(view_as_real));
+  m.impl("view_as_complex", TORCH_FN(view_as_complex));
+  m.impl("set_.source_Storage", TORCH_FN(set_storage));
+  m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage_and_size));
+  m.impl("set_.source_Tensor", TORCH_FN(set_tensor));
+  m.impl("set_", TORCH_FN(set_empty));
+  m.impl("is_set_to", TORCH_FN(is_set_to));
+  m.impl("resize_", TORCH_FN(resize));
+  m.impl("_has_compatible_shallow_copy_type", TORCH_FN(has_compatible_shallow_copy_type));
+  m.impl("copy_", TORCH_FN(copy));
+  m.impl("_copy_from", TORCH_FN(copy_from));
+  m.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
+  m.impl("_local_scalar_dense", TORCH_FN(local_scalar_dense));
+  m.impl("record_stream", TORCH_FN(record_stream));
+  m.impl("native_batch_norm", TORCH_FN(native_batch_norm));
+}
+
+} // namespace
+
+void resize_storage(c10::StorageImpl* raw, size_t nbytes) {
+  auto* storage = static_cast<TarryStorage*>(raw);
+  const size_t item = c10::elementSize(storage->home->dtype);
+  const auto dtype = nbytes % item == 0 ? storage->home->dtype : at::kByte;
+  const Layout* home = flat_layout(dtype, static_cast<int64_t>(nbytes / c10::elementSize(dtype)));
+  at::Tensor old;
+  {
+    std::unique_lock<std::mutex> lock(storage->state->mutex);
+    const bool written = storage->value.node || storage->data.defined();
+    lock.unlock();
+    if (written && nbytes != 0 && storage->nbytes() != 0) {
+      const auto bytes = make_tensor(
+          *storage->state, flat_layout(at::kByte, static_cast<int64_t>(storage->nbytes())),
+          StoragePtr::reclaim_copy(storage));
+      old = materialise(bytes, "resize");
+    }
+  }
+  at::Tensor fresh;
+  if (old.defined()) {
+    fresh = at::empty_strided(home->sizes, home->strides, at::TensorOptions().dtype(dtype).device(real_device()));
+    const auto kept = static_cast<int64_t>(std::min(nbytes, storage->nbytes()));
+    view_as_layout(fresh, flat_layout(at::kByte, kept)).copy_(view_as_layout(old, flat_layout(at::kByte, kept)));
+  }
+  Graveyard graveyard;
+  std::lock_guard<std::mutex> guard(storage->state->mutex);
+  set_data(storage, std::move(fresh), graveyard);
+  storage->home = home;
+  storage->set_nbytes(nbytes);
+}
+
+} // namespace tarry

@@ -1,0 +1,145 @@
+#include "operator.h"
+
+#include <ATen/core/jit_type.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+
+#include "record.h"
+
+namespace tarry {
+namespace {
+
+ArgKind kind_of(const c10::TypePtr& declared) {
+  c10::TypePtr type = declared;
+  if (auto optional = type->cast<c10::OptionalType>()) {
+    type = optional->getElementType();
+  }
+  switch (type->kind()) {
+    case c10::TypeKind::TensorType:
+      return ArgKind::Tensor;
+    case c10::TypeKind::NumberType:
+    case c10::TypeKind::FloatType:
+      return ArgKind::Number;
+    case c10::TypeKind::GeneratorType:
+      return ArgKind::Generator;
+    case c10::TypeKind::ListType: {
+      c10::TypePtr element = type->castRaw<c10::ListType>()->getElementType();
+      if (auto optional = element->cast<c10::OptionalType>()) {
+        element = optional->getElementType();
+      }
+      if (element->kind() == c10::TypeKind::TensorType) {
+        return ArgKind::TensorList;
+      }
+      return element->kind() == c10::TypeKind::NumberType ? ArgKind::NumberList : ArgKind::Constant;
+    }
+    default:
+      return ArgKind::Constant;
+  }
+}
+
+bool is_tensor_type(const c10::TypePtr& type) {
+  const ArgKind kind = kind_of(type);
+  return kind == ArgKind::Tensor || kind == ArgKind::TensorList;
+}
+
+struct Registry {
+  std::mutex mutex;
+  std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<Operator>> operators;
+  std::vector<std::unique_ptr<torch::Library>> libraries;
+};
+
+Registry& registry() {
+  static auto* instance = new Registry();
+  return *instance;
+}
+
+Operator* intern(const c10::OperatorHandle& handle, uint32_t flags) {
+  auto& shared = registry();
+  std::lock_guard<std::mutex> guard(shared.mutex);
+  auto& slot = shared.operators[&handle.schema()];
+  // A handle's schema may be freed and its address used again (a custom operator that is removed and defined anew).
+  if (!slot || slot->handle.operator_name() != handle.operator_name()) {
+    slot = std::make_unique<Operator>(handle, flags);
+  }
+  return slot.get();
+}
+
+// The recording kernel of one operator.
+struct RecordingKernel final : c10::OperatorKernel {
+  explicit RecordingKernel(Operator* op) : op(op) {}
+  void operator()(const c10::OperatorHandle& /*handle*/, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
+    record(*op, stack);
+  }
+  Operator* op;
+};
+
+} // namespace
+
+Operator::Operator(c10::OperatorHandle h, uint32_t flags) : handle(h), flags(flags) {
+  const c10::FunctionSchema& schema = handle.schema();
+  name = schema.name();
+  if (!schema.overload_name().empty()) {
+    name += "." + schema.overload_name();
+  }
+  hash = mix(Hash128(), name);
+  for (const c10::Argument& argument : schema.arguments()) {
+    const bool is_mutable = argument.alias_info() && argument.alias_info()->isWrite();
+    const ArgKind kind = kind_of(argument.real_type() ? argument.real_type() : argument.type());
+    if (kind == ArgKind::Generator) {
+      generator_argument = static_cast<int>(arguments.size());
+    }
+    mutates = mutates || is_mutable;
+    arguments.push_back({kind, is_mutable});
+  }
+  for (const c10::Argument& result : schema.returns()) {
+    returns_only_tensors = returns_only_tensors && is_tensor_type(result.type());
+  }
+  if (schema.returns().empty() && !mutates) {
+    returns_only_tensors = false; // nothing to record: it can only act by a side effect
+  }
+  if (generator_argument >= 0) {
+    this->flags |= kRandom;
+  }
+}
+
+Operator* find_operator(const c10::OperatorHandle& handle) {
+  return intern(handle, 0);
+}
+
+Operator* find_operator(const char* name, const char* overload) {
+  return intern(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload), 0);
+}
+
+bool register_operator(const std::string& name, uint32_t flags) {
+  const size_t dot = name.find('.');
+  const c10::OperatorName key(name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1));
+  auto handle = c10::Dispatcher::singleton().findSchema(key);
+  if (!handle) {
+    return false;
+  }
+  Operator* op = intern(*handle, flags);
+  const size_t colons = name.find("::");
+  auto library = std::make_unique<torch::Library>(
+      torch::Library::IMPL, name.substr(0, colons), c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  library->impl(
+      name.substr(colons + 2).c_str(),
+      torch::CppFunction::makeFromBoxedFunctor(std::make_unique<RecordingKernel>(op)));
+  auto& shared = registry();
+  std::lock_guard<std::mutex> guard(shared.mutex);
+  shared.libraries.push_back(std::move(library));
+  return true;
+}
+
+void set_forced_eager(const std::vector<std::string>& names) {
+  auto& shared = registry();
+  std::lock_guard<std::mutex> guard(shared.mutex);
+  for (auto& [schema, op] : shared.operators) {
+    const bool forced = std::find(names.begin(), names.end(), op->name) != names.end();
+    op->flags = forced ? op->flags | kForcedEager : op->flags & ~static_cast<uint32_t>(kForcedEager);
+  }
+}
+
+} // namespace tarry

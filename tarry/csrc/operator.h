@@ -1,0 +1,59 @@
+// What the recorder knows of an operator: its schema, boiled down once to the questions that the hot path asks.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <string>
+#include <vector>
+
+#include "hash.h"
+
+namespace tarry {
+
+enum class ArgKind : uint8_t {
+  Tensor, // Tensor or Tensor?
+  TensorList, // Tensor[] or Tensor?[]
+  Number, // Scalar or float, optional or not: a runtime input, not part of the graph's identity
+  NumberList, // Scalar[]
+  Generator,
+  Constant, // everything else is part of the graph's identity
+};
+
+struct Argument {
+  ArgKind kind;
+  bool is_mutable;
+};
+
+// Bits of the table that tarry/codegen/op_table.py makes.
+enum OperatorFlags : uint32_t {
+  kRandom = 1u << 0, // draws a seed from the generator when recorded
+  kDynamic = 1u << 1, // output shape or result depends on data: runs eagerly
+  kOverwrites = 1u << 2, // writes every element of its mutable arguments without reading them
+  kShapeFromNumbers = 1u << 3, // Scalars decide the output's shape (arange)
+  kMaskIndices = 1u << 4, // output shape depends on data if an index is a mask
+  kHostIndices = 1u << 5, // takes index tensors that live on the host
+  kForcedEager = 1u << 6, // the user wants it run eagerly (tarry.config.force_fallback)
+};
+
+struct Operator {
+  Operator(c10::OperatorHandle handle, uint32_t flags);
+
+  c10::OperatorHandle handle;
+  std::string name; // "aten::add.Tensor", or "aten::mm" for the default overload
+  uint32_t flags;
+  Hash128 hash;
+  std::vector<Argument> arguments;
+  bool mutates = false;
+  bool returns_only_tensors = true;
+  int generator_argument = -1;
+
+  bool has(OperatorFlags flag) const { return (flags & flag) != 0; }
+};
+
+// The one Operator of a handle; made on first sight for operators that no table lists (custom operators).
+Operator* find_operator(const c10::OperatorHandle& handle);
+Operator* find_operator(const char* name, const char* overload);
+// Registers the recording kernel for an operator of the table; unknown names are ignored (another torch version's).
+bool register_operator(const std::string& name, uint32_t flags);
+
+} // namespace tarry

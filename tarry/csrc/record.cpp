@@ -1,0 +1,533 @@
+#include "record.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_strided.h>
+
+#include <atomic>
+
+#include "generator.h"
+#include "hooks.h"
+#include "provenance.h"
+
+namespace tarry {
+namespace {
+
+std::atomic<uint32_t> max_pending{100000};
+thread_local int32_t current_region = 0;
+
+struct TensorArgument {
+  const at::Tensor* tensor;
+  TarryStorage* storage;
+  const Layout* view; // null: the home layout
+  bool is_mutable;
+};
+
+// One look over the arguments: what they are, and the hash of all that identifies the call but its tensors' values.
+struct Scan {
+  explicit Scan(const Operator& op) : op(op), hash(op.hash) {}
+
+  const Operator& op;
+  Hash128 hash;
+  c10::SmallVector<TensorArgument, 4> tensors;
+  c10::SmallVector<int16_t, 8> slots;
+  c10::SmallVector<c10::IValue, 4> constants;
+  c10::SmallVector<at::Tensor, 1> uploaded; // keeps them alive
+  DeviceState* state = nullptr;
+  const char* eager_reason = nullptr;
+
+  void argument(const c10::IValue& value, const Argument& declared);
+  void tensor(const at::Tensor& tensor, bool is_mutable);
+  void host_tensor(const at::Tensor& tensor, bool is_mutable);
+  void number(const c10::IValue& value);
+  void constant(const c10::IValue& value);
+};
+
+void Scan::tensor(const at::Tensor& tensor, bool is_mutable) {
+  if (!tensor.defined()) {
+    slots.push_back(kAbsent);
+    hash = mix(hash, uint64_t{kAbsent});
+    return;
+  }
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  if (C10_UNLIKELY(impl->device_type() != c10::DeviceType::PrivateUse1)) {
+    return host_tensor(tensor, is_mutable);
+  }
+  TarryStorage* storage = storage_of(impl);
+  TORCH_CHECK(
+      storage,
+      "tarry: ", op.name, " was given a ", tensor.layout(), " tensor; tarry supports strided (dense) tensors only. ",
+      "Call .to_dense() first, or keep this tensor on the CPU.");
+  if (C10_UNLIKELY(!state)) {
+    state = storage->state;
+  } else {
+    TORCH_CHECK(
+        state == storage->state,
+        "Expected all tensors to be on the same device, but found at least two devices, tarry:",
+        static_cast<int>(state->index), " and tarry:", static_cast<int>(storage->state->index), "! (", op.name, ")");
+  }
+  const Layout* home = storage->home;
+  const Layout* view = home->describes(impl) ? nullptr : layout_of(impl);
+  slots.push_back(kEdge);
+  hash = mix(hash, (view ? view : home)->type_hash);
+  if (op.has(kMaskIndices) && !tensors.empty() &&
+      (tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte)) {
+    eager_reason = "a mask used as an index makes the shape depend on data";
+  }
+  tensors.push_back({&tensor, storage, view, is_mutable});
+}
+
+c10::IValue wrapped_number(const at::Tensor& tensor) {
+  const void* data = tensor.const_data_ptr();
+  switch (tensor.scalar_type()) {
+    case at::kDouble:
+      return *static_cast<const double*>(data);
+    case at::kLong:
+      return *static_cast<const int64_t*>(data);
+    case at::kBool:
+      return *static_cast<const bool*>(data);
+    case at::kComplexDouble:
+      return *static_cast<const c10::complex<double>*>(data);
+    default:
+      return c10::IValue();
+  }
+}
+
+void Scan::host_tensor(const at::Tensor& tensor, bool is_mutable) {
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number() && tensor.is_cpu() && !is_mutable) {
+    c10::IValue value = wrapped_number(tensor);
+    if (!value.isNone()) {
+      slots.push_back(kWrappedNumber);
+      hash = mix(hash, 0x77ULL << 32 | static_cast<uint64_t>(tensor.scalar_type()));
+      constants.push_back(std::move(value));
+      return;
+    }
+  }
+  // As on any accelerator, a zero-dimensional host tensor mixes with device tensors.
+  const bool may_mix = (tensor.dim() == 0 && tensor.is_cpu()) || (op.has(kHostIndices) && !tensors.empty());
+  TORCH_CHECK(
+      may_mix && !is_mutable,
+      "Expected all tensors to be on the same device, but found at least two devices, tarry:0 and ", tensor.device(), "! (",
+      op.name, "). Move the tensor with .to(\"tarry\") first.");
+  DeviceState& target = state ? *state : device_state(-1);
+  uploaded.push_back(upload(target, tensor));
+  const at::Tensor& copy = uploaded.back();
+  TarryStorage* storage = storage_of(copy.unsafeGetTensorImpl());
+  slots.push_back(kEdge);
+  hash = mix(hash, storage->home->type_hash);
+  if (op.has(kMaskIndices) && (copy.scalar_type() == at::kBool || copy.scalar_type() == at::kByte)) {
+    eager_reason = "a mask used as an index makes the shape depend on data";
+  }
+  tensors.push_back({nullptr, storage, nullptr, false});
+}
+
+void Scan::number(const c10::IValue& value) {
+  // The kind of number decides result types; its value decides nothing but for a few factories.
+  const uint64_t kind = value.isNone() ? 1 : value.isDouble() ? 2 : value.isInt() ? 3 : value.isBool() ? 4 : 5;
+  hash = mix(hash, 0x6eULL << 32 | kind);
+  if (op.has(kShapeFromNumbers)) {
+    constant(value);
+  }
+}
+
+void Scan::constant(const c10::IValue& value) {
+  if (value.isInt()) {
+    hash = mix(hash, static_cast<uint64_t>(value.toInt()) ^ 0x1000000000000000ULL);
+  } else if (value.isNone()) {
+    hash = mix(hash, 0x4e4f4e45ULL);
+  } else if (value.isBool()) {
+    hash = mix(hash, value.toBool() ? 0x74727565ULL : 0x66616c73ULL);
+  } else if (value.isDouble()) {
+    uint64_t bits = 0;
+    const double number = value.toDouble();
+    std::memcpy(&bits, &number, sizeof(bits));
+    hash = mix(mix(hash, 0x646f75ULL), bits);
+  } else if (value.isComplexDouble()) {
+    const auto number = value.toComplexDouble();
+    constant(number.real());
+    constant(number.imag());
+  } else if (value.isString()) {
+    hash = mix(hash, value.toStringView());
+  } else if (value.isDevice()) {
+    const auto device = value.toDevice();
+    if (device.type() == c10::DeviceType::PrivateUse1) {
+      if (!state) {
+        state = &device_state(device.index());
+      }
+      hash = mix(hash, 0x74617272ULL);
+    } else {
+      hash = mix(hash, 0x646576ULL << 32 | static_cast<uint64_t>(device.type()) << 8 | static_cast<uint8_t>(device.index()));
+    }
+  } else if (value.isList()) {
+    const auto items = value.toListRef();
+    hash = mix(hash, 0x6c697374ULL << 32 | items.size());
+    for (const c10::IValue& item : items) {
+      constant(item);
+    }
+  } else {
+    eager_reason = "it takes an argument that cannot be recorded";
+  }
+}
+
+void Scan::argument(const c10::IValue& value, const Argument& declared) {
+  switch (declared.kind) {
+    case ArgKind::Tensor:
+      if (value.isNone()) {
+        slots.push_back(kAbsent);
+        hash = mix(hash, uint64_t{kAbsent});
+      } else {
+        tensor(value.toTensor(), declared.is_mutable);
+      }
+      return;
+    case ArgKind::TensorList: {
+      if (value.isNone()) {
+        slots.push_back(-1);
+        hash = mix(hash, 0x6e6f6c69ULL);
+        return;
+      }
+      const auto items = value.toListRef();
+      TORCH_CHECK(items.size() < 32767, "tarry: ", op.name, " was given a list of ", items.size(), " tensors; the most is 32766");
+      slots.push_back(static_cast<int16_t>(items.size()));
+      hash = mix(hash, 0x746c6973ULL << 32 | items.size());
+      for (const c10::IValue& item : items) {
+        if (item.isNone()) {
+          slots.push_back(kAbsent);
+          hash = mix(hash, uint64_t{kAbsent});
+        } else {
+          tensor(item.toTensor(), declared.is_mutable);
+        }
+      }
+      return;
+    }
+    case ArgKind::Number:
+      number(value);
+      constants.push_back(value);
+      return;
+    case ArgKind::NumberList:
+      if (value.isNone()) {
+        hash = mix(hash, 0x6e6f6e6cULL);
+      } else {
+        const auto items = value.toListRef();
+        hash = mix(hash, 0x6e6c6973ULL << 32 | items.size());
+        for (const c10::IValue& item : items) {
+          number(item);
+        }
+      }
+      constants.push_back(value);
+      return;
+    case ArgKind::Generator:
+      constants.push_back(c10::IValue()); // its seed stands at the end
+      return;
+    case ArgKind::Constant:
+      constant(value);
+      constants.push_back(value);
+      return;
+  }
+}
+
+bool same_constant(const c10::IValue& a, const c10::IValue& b) {
+  if (a.isInt()) {
+    return b.isInt() && a.toInt() == b.toInt();
+  }
+  if (a.isNone() || b.isNone()) {
+    return a.isNone() == b.isNone();
+  }
+  if (a.isList() && b.isList()) {
+    const auto x = a.toListRef(), y = b.toListRef();
+    return x.size() == y.size() && std::equal(x.begin(), x.end(), y.begin(), same_constant);
+  }
+  return a == b;
+}
+
+} // namespace
+
+bool same_call(const Node& a, c10::ArrayRef<int16_t> slots, c10::ArrayRef<c10::IValue> constants) {
+  if (c10::ArrayRef<int16_t>(a.slots) != slots || a.constants.size() != constants.size()) {
+    return false;
+  }
+  size_t at = 0, slot = 0;
+  for (const Argument& argument : a.op->arguments) {
+    switch (argument.kind) {
+      case ArgKind::Tensor:
+        at += slots[slot++] == kWrappedNumber;
+        break;
+      case ArgKind::TensorList: {
+        const int n = slots[slot++];
+        for (int i = 0; i < n; ++i) {
+          at += slots[slot++] == kWrappedNumber;
+        }
+        break;
+      }
+      case ArgKind::Constant:
+        if (!same_constant(a.constants[at], constants[at])) {
+          return false;
+        }
+        ++at;
+        break;
+      default:
+        if (a.op->has(kShapeFromNumbers) && !same_constant(a.constants[at], constants[at])) {
+          return false;
+        }
+        ++at;
+    }
+  }
+  return true;
+}
+
+namespace {
+
+NodePtr take_candidate(DeviceState& state, uint32_t position) {
+  return position < state.history.size() ? std::move(state.history[position]) : NodePtr();
+}
+
+// A node that stands for the arbitrary contents of a fresh storage.
+NodePtr empty_node(DeviceState& state, const Layout* home) {
+  static const Operator* op = find_operator("aten::empty_strided", "");
+  auto node = c10::make_intrusive<Node>();
+  node->op = op;
+  node->epoch = state.epoch;
+  node->position = state.position++;
+  node->region = current_region;
+  node->type_hash = node->hash = mix(op->hash, home->hash);
+  auto& signature = state.signatures[node->type_hash];
+  if (!signature) {
+    signature = std::make_unique<Signature>();
+    signature->fresh.push_back(home);
+  }
+  node->signature = signature.get();
+  node->constants = {
+      c10::IValue(c10::IntArrayRef(home->sizes)), c10::IValue(c10::IntArrayRef(home->strides)),
+      c10::IValue(static_cast<int64_t>(home->dtype)), c10::IValue(),
+      c10::IValue(c10::Device(c10::DeviceType::PrivateUse1, state.index)), c10::IValue()};
+  return node;
+}
+
+} // namespace
+
+Value current_value(TarryStorage* storage) {
+  if (storage->value.node) {
+    return storage->value;
+  }
+  DeviceState& state = *storage->state;
+  if (!storage->data.defined()) {
+    storage->value = {empty_node(state, storage->home), 0};
+    state.link(storage);
+    return storage->value;
+  }
+  if (storage->leaf && storage->leaf_epoch == state.epoch) {
+    return {storage->leaf, 0};
+  }
+  const uint32_t position = state.position++;
+  NodePtr node = take_candidate(state, position);
+  if (node && node->is_leaf() && node->leaf_layout == storage->home) {
+    ++state.reused;
+  } else {
+    node = c10::make_intrusive<Node>();
+    node->leaf_layout = storage->home;
+    node->hash = mix(Hash128(), storage->home->hash);
+  }
+  node->epoch = state.epoch;
+  node->position = position;
+  node->data = storage->data;
+  storage->leaf = node;
+  storage->leaf_epoch = state.epoch;
+  return {std::move(node), 0};
+}
+
+namespace {
+
+const Signature* find_signature(Scan& scan, c10::ArrayRef<c10::IValue> arguments, std::unique_lock<std::mutex>& lock) {
+  DeviceState& state = *scan.state;
+  auto it = state.signatures.find(scan.hash);
+  if (C10_LIKELY(it != state.signatures.end())) {
+    return it->second.get();
+  }
+  lock.unlock();
+  auto signature = infer_signature(scan.op, arguments);
+  lock.lock();
+  return state.signatures.emplace(scan.hash, std::move(signature)).first->second.get();
+}
+
+void resize_mutated(const Scan& scan, const Signature& signature) {
+  size_t k = 0;
+  for (const TensorArgument& argument : scan.tensors) {
+    if (!argument.is_mutable) {
+      continue;
+    }
+    const Layout* layout = signature.resized[k++];
+    if (!layout) {
+      continue;
+    }
+    TORCH_CHECK(
+        !argument.view || argument.tensor->numel() == 0,
+        "tarry: ", scan.op.name, " would resize a view of a larger tensor; give it an output of the right shape, ",
+        layout->sizes, ", or an empty one");
+    argument.tensor->unsafeGetTensorImpl()->set_sizes_and_strides(layout->sizes, layout->strides, layout->offset);
+    argument.storage->home = layout;
+    argument.storage->set_nbytes(layout->nbytes);
+  }
+}
+
+// Under the lock: finds or makes the node, and gives the mutated storages their new values.
+NodePtr make_node(Scan& scan, const Signature* signature, uint32_t site, Graveyard& graveyard) {
+  DeviceState& state = *scan.state;
+  c10::SmallVector<Edge, 3> edges;
+  Hash128 hash = scan.hash;
+  for (const TensorArgument& argument : scan.tensors) {
+    Value value;
+    if (argument.is_mutable && scan.op.has(kOverwrites) && !argument.view && argument.storage->value.node) {
+      // What is about to be overwritten need not be computed.
+      value = {empty_node(state, argument.storage->home), 0};
+    } else {
+      value = current_value(argument.storage);
+    }
+    hash = mix(mix(hash, value.node->hash.lo + value.output), value.node->hash.hi + (argument.view ? argument.view->hash.hi : 0));
+    edges.push_back({std::move(value.node), value.output, argument.view});
+  }
+  const uint32_t position = state.position++;
+  ++state.recorded;
+  NodePtr node = take_candidate(state, position);
+  const bool reusable = node && node->op == &scan.op && node->type_hash == scan.hash && node->edges.size() == edges.size() &&
+      node->region == current_region && node->signature == signature &&
+      std::equal(edges.begin(), edges.end(), node->edges.begin(), [](const Edge& a, const Edge& b) {
+                          return a.node == b.node && a.output == b.output && a.view == b.view;
+                        }) && same_call(*node, scan.slots, scan.constants);
+  if (reusable) {
+    ++state.reused;
+    node->constants = std::move(scan.constants);
+  } else {
+    node = c10::make_intrusive<Node>();
+    node->op = &scan.op;
+    node->signature = signature;
+    node->type_hash = scan.hash;
+    node->hash = hash;
+    node->region = current_region;
+    node->edges = std::move(edges);
+    node->constants = std::move(scan.constants);
+    node->slots = std::move(scan.slots);
+    if (scan.op.mutates) {
+      for (uint32_t i = 0; i < scan.tensors.size(); ++i) {
+        const TensorArgument& argument = scan.tensors[i];
+        bool first = argument.is_mutable;
+        for (uint32_t j = 0; first && j < i; ++j) {
+          first = !(scan.tensors[j].is_mutable && scan.tensors[j].storage == argument.storage);
+        }
+        if (first) {
+          node->mutations.push_back({i, argument.storage->home});
+        }
+      }
+    }
+  }
+  node->epoch = state.epoch;
+  node->position = position;
+  node->site = site;
+  uint32_t output = static_cast<uint32_t>(signature->fresh.size());
+  for (const Mutation& mutation : node->mutations) {
+    set_pending(scan.tensors[mutation.edge].storage, node, output++, graveyard);
+  }
+  return node;
+}
+
+c10::IValue make_result(
+    const Scan& scan, const Signature& signature, size_t& item, c10::ArrayRef<StoragePtr> storages) {
+  const Signature::Item& spec = signature.items[item++];
+  switch (spec.kind) {
+    case Signature::Return::Fresh:
+      return make_tensor(*scan.state, signature.fresh[spec.index], storages[spec.index]);
+    case Signature::Return::Argument:
+      return *scan.tensors[spec.index].tensor;
+    case Signature::Return::Undefined:
+      return at::Tensor();
+    case Signature::Return::Constant:
+      return spec.constant;
+    case Signature::Return::List: {
+      c10::List<at::Tensor> list;
+      list.reserve(spec.index);
+      for (uint32_t i = 0; i < spec.index; ++i) {
+        list.push_back(make_result(scan, signature, item, storages).toTensor());
+      }
+      return list;
+    }
+  }
+  return {};
+}
+
+} // namespace
+
+void record(const Operator& op, torch::jit::Stack* stack) {
+  check_fork();
+  const size_t count = op.arguments.size();
+  const auto arguments = torch::jit::last(*stack, count);
+  Scan scan(op);
+  for (size_t i = 0; i < count; ++i) {
+    scan.argument(arguments[i], op.arguments[i]);
+  }
+  if (C10_UNLIKELY(!scan.state)) {
+    scan.state = &device_state(-1);
+  }
+  if (C10_UNLIKELY(op.has(kDynamic) || op.has(kForcedEager) || !op.returns_only_tensors || scan.eager_reason)) {
+    return run_eagerly(
+        op, stack,
+        op.has(kForcedEager) ? "the configuration forces it"
+            : scan.eager_reason ? scan.eager_reason : "its result depends on data");
+  }
+  const uint32_t site = current_site();
+  DeviceState& state = *scan.state;
+  c10::SmallVector<StoragePtr, 2> storages;
+  Graveyard graveyard;
+  bool full = false;
+  const Signature* signature = nullptr;
+  {
+    std::unique_lock<std::mutex> lock(state.mutex);
+    signature = find_signature(scan, arguments, lock);
+    if (C10_UNLIKELY(signature->runs_eagerly)) {
+      lock.unlock();
+      return run_eagerly(op, stack, "its output shape cannot be told without data");
+    }
+    if (op.has(kRandom)) {
+      const bool given = op.generator_argument >= 0 && !arguments[op.generator_argument].isNone();
+      scan.constants.emplace_back(draw_seed(
+          given ? std::make_optional(arguments[op.generator_argument].toGenerator()) : std::nullopt, state.index));
+    }
+    NodePtr node = make_node(scan, signature, site, graveyard);
+    if (op.mutates && !signature->resized.empty()) {
+      resize_mutated(scan, *signature);
+      size_t k = 0;
+      for (Mutation& mutation : node->mutations) {
+        mutation.home = scan.tensors[mutation.edge].storage->home;
+        ++k;
+      }
+    }
+    for (uint32_t i = 0; i < signature->fresh.size(); ++i) {
+      const Layout* layout = signature->fresh[i];
+      auto storage = c10::make_intrusive<TarryStorage>(&state, layout, layout->nbytes);
+      storage->value = {node, i};
+      state.link(storage.get());
+      storages.push_back(std::move(storage));
+    }
+    full = state.position >= max_pending.load(std::memory_order_relaxed);
+  }
+  size_t item = 0;
+  const size_t returns = op.handle.schema().returns().size();
+  c10::SmallVector<c10::IValue, 2> results;
+  for (size_t i = 0; i < returns; ++i) {
+    results.push_back(make_result(scan, *signature, item, storages));
+  }
+  torch::jit::drop(*stack, count);
+  for (auto& result : results) {
+    stack->push_back(std::move(result));
+  }
+  if (C10_UNLIKELY(full)) {
+    request_sync(state.index, "node cap");
+  }
+}
+
+void set_max_pending(uint32_t nodes) {
+  max_pending = nodes;
+}
+
+int32_t set_region(int32_t region) {
+  std::swap(region, current_region);
+  return region;
+}
+
+} // namespace tarry

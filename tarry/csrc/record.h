@@ -1,0 +1,26 @@
+// Recording one operator call: the hot path.
+#pragma once
+
+#include <ATen/core/stack.h>
+
+#include "graph.h"
+
+namespace tarry {
+
+void record(const Operator& op, torch::jit::Stack* stack);
+// Runs the operator now, on the real device, after computing all that is pending.
+void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reason);
+
+// Calls into the Python runtime (they take the GIL; no lock may be held).
+void request_sync(c10::DeviceIndex device, const char* reason);
+void report_fallback(const Operator& op, const char* reason, uint32_t site);
+void set_callbacks(void* sync, void* fallback); // borrowed PyObject*, kept for the life of the process
+
+// Shape inference (shapes.cpp). `arguments` are the operator's arguments; no lock may be held.
+std::unique_ptr<Signature> infer_signature(const Operator& op, c10::ArrayRef<c10::IValue> arguments);
+
+void set_max_pending(uint32_t nodes);
+void set_forced_eager(const std::vector<std::string>& names);
+int32_t set_region(int32_t region); // returns the previous one of this thread
+
+} // namespace tarry

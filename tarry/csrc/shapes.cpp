@@ -1,0 +1,216 @@
+// Shape inference: the operator is run once on meta tensors for each new combination of argument types and constants.
+// Where there is no meta kernel, or it refuses, the operator is run on zeros on the CPU: that tells the shape too, and if the
+// call is wrong it raises the very error that eager PyTorch raises.
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty_strided.h>
+#include <torch/csrc/Exceptions.h>
+
+#include "record.h"
+
+namespace tarry {
+namespace {
+
+struct Probe {
+  explicit Probe(const Operator& op, c10::Device device) : op(op), device(device) {}
+
+  const Operator& op;
+  const c10::Device device;
+  std::vector<at::Tensor> tensors; // stand-ins in the order of the tensor arguments
+  std::vector<bool> is_mutable;
+
+  at::Tensor stand_in(const at::Tensor& tensor, bool mutable_argument) {
+    const bool wrapped = tensor.unsafeGetTensorImpl()->is_wrapped_number();
+    if (wrapped) {
+      return tensor;
+    }
+    const auto options = at::TensorOptions().dtype(tensor.scalar_type()).device(device);
+    const at::Tensor result = at::empty_strided(tensor.sizes(), tensor.strides(), options);
+    if (!device.is_meta()) {
+      result.fill_(0);
+    }
+    tensors.push_back(result);
+    is_mutable.push_back(mutable_argument);
+    return result;
+  }
+
+  c10::IValue stand_in(const c10::IValue& value, bool mutable_argument) {
+    if (value.isTensor()) {
+      return value.toTensor().defined() ? stand_in(value.toTensor(), mutable_argument) : value;
+    }
+    return value;
+  }
+
+  c10::IValue argument(const c10::IValue& value, const Argument& declared) {
+    switch (declared.kind) {
+      case ArgKind::Tensor:
+        return stand_in(value, declared.is_mutable);
+      case ArgKind::TensorList: {
+        if (value.isNone()) {
+          return value;
+        }
+        auto copy = value.toList().copy();
+        for (size_t i = 0; i < copy.size(); ++i) {
+          copy.set(i, stand_in(copy.get(i), declared.is_mutable));
+        }
+        return copy;
+      }
+      case ArgKind::Generator:
+        return c10::IValue();
+      default:
+        if (value.isDevice() && value.toDevice().type() == c10::DeviceType::PrivateUse1) {
+          return device;
+        }
+        return value;
+    }
+  }
+
+  torch::jit::Stack run(c10::ArrayRef<c10::IValue> arguments) {
+    torch::jit::Stack stack;
+    stack.reserve(arguments.size());
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      stack.push_back(argument(arguments[i], op.arguments[i]));
+    }
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    op.handle.callBoxed(&stack);
+    return stack;
+  }
+};
+
+const Layout* output_layout(const at::Tensor& tensor) {
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  const Layout* layout = intern_layout(tensor.scalar_type(), tensor.sizes(), tensor.strides(), 0);
+  if (layout->dense) {
+    return layout;
+  }
+  c10::DimVector strides(impl->sizes().size());
+  int64_t stride = 1;
+  for (size_t i = strides.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= std::max<int64_t>(impl->sizes()[i], 1);
+  }
+  return intern_layout(tensor.scalar_type(), tensor.sizes(), strides, 0);
+}
+
+void describe_result(const c10::IValue& value, bool aliases_argument, const Probe& probe, Signature& signature) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (!tensor.defined()) {
+      signature.items.push_back({Signature::Return::Undefined, 0, {}});
+      return;
+    }
+    TORCH_CHECK(
+        tensor.layout() == c10::kStrided,
+        "tarry: ", probe.op.name, " gives a ", tensor.layout(), " tensor; tarry supports strided (dense) tensors only. ",
+        "Run this part on the CPU.");
+    if (aliases_argument) {
+      for (uint32_t i = 0; i < probe.tensors.size(); ++i) {
+        if (probe.is_mutable[i] && probe.tensors[i].is_same(tensor)) {
+          signature.items.push_back({Signature::Return::Argument, i, {}});
+          return;
+        }
+      }
+    }
+    signature.items.push_back({Signature::Return::Fresh, static_cast<uint32_t>(signature.fresh.size()), {}});
+    signature.fresh.push_back(output_layout(tensor));
+  } else if (value.isTensorList()) {
+    const auto list = value.toListRef();
+    signature.items.push_back({Signature::Return::List, static_cast<uint32_t>(list.size()), {}});
+    for (const c10::IValue& item : list) {
+      describe_result(item, aliases_argument, probe, signature);
+    }
+  } else {
+    signature.items.push_back({Signature::Return::Constant, 0, value});
+  }
+}
+
+std::unique_ptr<Signature> describe(const Probe& probe, const torch::jit::Stack& results, c10::ArrayRef<c10::IValue> arguments) {
+  auto signature = std::make_unique<Signature>();
+  const auto& returns = probe.op.handle.schema().returns();
+  for (size_t i = 0; i < results.size(); ++i) {
+    const auto* alias = returns[i].alias_info();
+    describe_result(results[i], alias && alias->isWrite(), probe, *signature);
+  }
+  if (!probe.op.mutates) {
+    return signature;
+  }
+  bool any = false;
+  size_t k = 0;
+  auto compare = [&](const c10::IValue& value, bool is_mutable) {
+    if (!value.isTensor() || !value.toTensor().defined() || value.toTensor().unsafeGetTensorImpl()->is_wrapped_number()) {
+      return;
+    }
+    const at::Tensor& now = probe.tensors[k++];
+    if (!is_mutable) {
+      return;
+    }
+    const bool changed = now.sizes() != value.toTensor().sizes() || now.strides() != value.toTensor().strides();
+    signature->resized.push_back(changed ? output_layout(now) : nullptr);
+    any = any || changed;
+  };
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const Argument& declared = probe.op.arguments[i];
+    if (declared.kind == ArgKind::Tensor) {
+      compare(arguments[i], declared.is_mutable);
+    } else if (declared.kind == ArgKind::TensorList && !arguments[i].isNone()) {
+      for (const c10::IValue& item : arguments[i].toListRef()) {
+        compare(item, declared.is_mutable);
+      }
+    }
+  }
+  if (!any) {
+    signature->resized.clear();
+  }
+  return signature;
+}
+
+// Runs the call, or says in `error` why it could not be run.
+std::unique_ptr<Signature> try_on(
+    c10::Device device, const Operator& op, c10::ArrayRef<c10::IValue> arguments, std::exception_ptr& error) {
+  Probe probe(op, device);
+  try {
+    const torch::jit::Stack results = probe.run(arguments);
+    return describe(probe, results, arguments);
+  } catch (python_error& python) {
+    python.persist(); // a Python meta kernel raised; keep the exception with the C++ one
+    error = std::current_exception();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  return nullptr;
+}
+
+bool is_not_implemented(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::NotImplementedError&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+} // namespace
+
+std::unique_ptr<Signature> infer_signature(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
+  std::exception_ptr meta_error;
+  if (auto signature = try_on(c10::Device(c10::kMeta), op, arguments, meta_error)) {
+    return signature;
+  }
+  std::exception_ptr cpu_error;
+  if (auto signature = try_on(c10::Device(c10::kCPU), op, arguments, cpu_error)) {
+    return signature;
+  }
+  if (is_not_implemented(cpu_error) && !is_not_implemented(meta_error)) {
+    std::rethrow_exception(meta_error);
+  }
+  if (!is_not_implemented(meta_error) || is_not_implemented(cpu_error)) {
+    std::rethrow_exception(cpu_error);
+  }
+  // No meta kernel, and zeros are not a valid input (a singular matrix, say): only the real data can tell.
+  auto signature = std::make_unique<Signature>();
+  signature->runs_eagerly = true;
+  return signature;
+}
+
+} // namespace tarry

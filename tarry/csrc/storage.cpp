@@ -1,0 +1,286 @@
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/as_strided.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/DispatchKeySet.h>
+
+#include <array>
+#include <atomic>
+
+#include "graph.h"
+#include "hooks.h"
+#include "record.h"
+
+namespace tarry {
+namespace {
+
+// Addresses that nobody owns: distinct storages have distinct, non-overlapping ranges, as programs that compare
+// data_ptr() expect, and touching one faults at once.
+void* claim_address_range(size_t nbytes) {
+  static std::atomic<uint64_t> next{1ULL << 60};
+  return nbytes == 0 ? nullptr : reinterpret_cast<void*>(next.fetch_add((nbytes + 127) & ~size_t{63}));
+}
+
+c10::Device tarry_device(c10::DeviceIndex index) {
+  return c10::Device(c10::DeviceType::PrivateUse1, index);
+}
+
+std::atomic<int>& real_device_slot() {
+  static std::atomic<int> slot{0}; // device type in the high bits, index + 1 in the low byte
+  return slot;
+}
+
+} // namespace
+
+c10::Device real_device() {
+  const int packed = real_device_slot().load(std::memory_order_relaxed);
+  return c10::Device(static_cast<c10::DeviceType>(packed >> 8), static_cast<c10::DeviceIndex>((packed & 0xff) - 1));
+}
+
+void set_real_device(c10::Device device) {
+  const int index = device.is_cpu() ? -1 : device.has_index() ? device.index() : 0;
+  real_device_slot().store(static_cast<int>(device.type()) << 8 | (index + 1));
+}
+
+// ---- nodes and storages
+
+// A chain of nodes is freed in a loop: freeing it by recursion would overflow the stack.
+Node::~Node() {
+  static thread_local std::vector<NodePtr>* doomed = nullptr;
+  static thread_local bool draining = false;
+  if (!doomed) {
+    doomed = new std::vector<NodePtr>(); // never freed: nodes may die while a thread's statics are destroyed
+  }
+  for (Edge& edge : edges) {
+    if (edge.node && edge.node.use_count() == 1) {
+      doomed->push_back(std::move(edge.node));
+    }
+  }
+  edges.clear();
+  if (draining) {
+    return;
+  }
+  draining = true;
+  while (!doomed->empty()) {
+    NodePtr next = std::move(doomed->back());
+    doomed->pop_back();
+  }
+  draining = false;
+}
+
+TarryStorage::TarryStorage(DeviceState* state, const Layout* home, size_t nbytes)
+    : c10::StorageImpl(
+          use_byte_size_t(),
+          static_cast<int64_t>(nbytes),
+          at::DataPtr(claim_address_range(nbytes), tarry_device(state->index)),
+          /*allocator=*/nullptr,
+          /*resizable=*/false),
+      state(state),
+      home(home) {}
+
+void TarryStorage::leave() {
+  Graveyard graveyard;
+  std::lock_guard<std::mutex> guard(state->mutex);
+  if (claim) {
+    *claim = nullptr;
+    claim = nullptr;
+  }
+  if (value.node) {
+    state->unlink(this);
+    graveyard.nodes.push_back(std::move(value.node));
+  }
+  graveyard.nodes.push_back(std::move(leaf));
+  graveyard.tensors.push_back(std::move(data));
+}
+
+TarryStorage::~TarryStorage() {
+  leave();
+}
+
+void TarryStorage::release_resources() {
+  leave();
+  c10::StorageImpl::release_resources();
+}
+
+void DeviceState::link(TarryStorage* storage) {
+  storage->previous = nullptr;
+  storage->next = pending;
+  if (pending) {
+    pending->previous = storage;
+  }
+  pending = storage;
+}
+
+void DeviceState::unlink(TarryStorage* storage) {
+  (storage->previous ? storage->previous->next : pending) = storage->next;
+  if (storage->next) {
+    storage->next->previous = storage->previous;
+  }
+  storage->previous = storage->next = nullptr;
+}
+
+DeviceState& device_state(c10::DeviceIndex index) {
+  static auto* states = [] {
+    auto* array = new std::array<DeviceState*, kMaxDevices>();
+    for (size_t i = 0; i < array->size(); ++i) {
+      (*array)[i] = new DeviceState(static_cast<c10::DeviceIndex>(i));
+    }
+    return array;
+  }();
+  return *(*states)[index < 0 ? current_device() : index];
+}
+
+TarryStorage* storage_of(const c10::TensorImpl* tensor) {
+  const c10::Storage& storage = tensor->unsafe_storage();
+  if (!storage || storage.device_type() != c10::DeviceType::PrivateUse1) {
+    return nullptr;
+  }
+  return static_cast<TarryStorage*>(storage.unsafeGetStorageImpl());
+}
+
+at::Tensor make_tensor(DeviceState& state, const Layout* layout, StoragePtr storage) {
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(std::move(storage)), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::scalarTypeToTypeMeta(layout->dtype));
+  auto* impl = tensor.unsafeGetTensorImpl();
+  if (layout->sizes.size() != 1 || layout->sizes[0] != 0) {
+    impl->set_sizes_and_strides(layout->sizes, layout->strides, layout->offset);
+  }
+  return tensor;
+}
+
+at::Tensor make_uninitialised(DeviceState& state, const Layout* layout) {
+  check_fork();
+  mark_used();
+  const Layout* home = layout->dense
+      ? layout
+      : flat_layout(layout->dtype, static_cast<int64_t>(layout->nbytes / c10::elementSize(layout->dtype)));
+  return make_tensor(state, layout, c10::make_intrusive<TarryStorage>(&state, home, home->nbytes));
+}
+
+at::Tensor wrap_real(DeviceState& state, at::Tensor real) {
+  check_fork();
+  mark_used();
+  const Layout* layout = layout_of(real.unsafeGetTensorImpl());
+  if (!layout->dense || real.storage().nbytes() != layout->nbytes || real.storage().use_count() != 1 || real.is_conj() || real.is_neg()) {
+    real = real.clone(at::MemoryFormat::Preserve).resolve_conj().resolve_neg();
+    layout = layout_of(real.unsafeGetTensorImpl());
+  }
+  auto storage = c10::make_intrusive<TarryStorage>(&state, layout, layout->nbytes);
+  storage->data = std::move(real);
+  return make_tensor(state, layout, std::move(storage));
+}
+
+at::Tensor upload(DeviceState& state, const at::Tensor& source) {
+  auto real = at::empty_strided(
+      source.sizes(), source.is_non_overlapping_and_dense() ? source.strides() : source.contiguous().strides(),
+      source.options().device(real_device()));
+  real.copy_(source);
+  return wrap_real(state, std::move(real));
+}
+
+// ---- values
+
+void set_pending(TarryStorage* storage, NodePtr node, uint32_t output, Graveyard& graveyard) {
+  if (storage->value.node) {
+    graveyard.nodes.push_back(std::move(storage->value.node));
+  } else {
+    storage->state->link(storage);
+  }
+  if (storage->data.defined()) {
+    graveyard.tensors.push_back(std::move(storage->data));
+  }
+  storage->value = {std::move(node), output};
+}
+
+void set_data(TarryStorage* storage, at::Tensor data, Graveyard& graveyard) {
+  if (storage->value.node) {
+    storage->state->unlink(storage);
+    graveyard.nodes.push_back(std::move(storage->value.node));
+  }
+  if (storage->leaf) {
+    graveyard.nodes.push_back(std::move(storage->leaf));
+    storage->leaf_epoch = 0;
+  }
+  if (storage->data.defined()) {
+    graveyard.tensors.push_back(std::move(storage->data));
+  }
+  storage->data = std::move(data);
+}
+
+// ---- real tensors
+
+at::Tensor view_as_layout(const at::Tensor& home, const Layout* layout) {
+  if (layout->describes(home.unsafeGetTensorImpl())) {
+    return home;
+  }
+  if (home.scalar_type() == layout->dtype) {
+    return at::as_strided(home, layout->sizes, layout->strides, layout->offset);
+  }
+  // Another dtype over the same bytes (view_as_real, view(dtype), a storage read as bytes).
+  auto view = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(home.storage()), home.key_set(), c10::scalarTypeToTypeMeta(layout->dtype));
+  view.unsafeGetTensorImpl()->set_sizes_and_strides(layout->sizes, layout->strides, layout->offset);
+  return view;
+}
+
+namespace {
+
+at::Tensor settle(TarryStorage* storage, const char* reason) {
+  for (int attempt = 0;; ++attempt) {
+    {
+      std::lock_guard<std::mutex> guard(storage->state->mutex);
+      if (!storage->value.node) {
+        if (storage->data.defined()) {
+          return storage->data;
+        }
+        break;
+      }
+      if (storage->value.node->error) {
+        TORCH_CHECK(false, *storage->value.node->error);
+      }
+    }
+    // Another thread may write to the storage between the sync and the look at it; that is its race, not an endless loop.
+    TORCH_CHECK(attempt < 1000, "tarry: a tensor is written by another thread faster than it can be computed");
+    request_sync(storage->state->index, reason);
+  }
+  const Layout* home = storage->home;
+  auto fresh = at::empty_strided(home->sizes, home->strides, at::TensorOptions().dtype(home->dtype).device(real_device()));
+  Graveyard graveyard;
+  std::lock_guard<std::mutex> guard(storage->state->mutex);
+  if (!storage->data.defined() && !storage->value.node) {
+    storage->data = fresh;
+  }
+  return fresh;
+}
+
+} // namespace
+
+at::Tensor materialise(const at::Tensor& tensor, const char* reason) {
+  TarryStorage* storage = storage_of(tensor.unsafeGetTensorImpl());
+  TORCH_CHECK(storage, "tarry: this tensor has no dense storage; tarry supports strided tensors only");
+  return view_as_layout(settle(storage, reason), layout_of(tensor.unsafeGetTensorImpl()));
+}
+
+at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason) {
+  TarryStorage* storage = storage_of(tensor.unsafeGetTensorImpl());
+  TORCH_CHECK(storage, "tarry: this tensor has no dense storage; tarry supports strided tensors only");
+  at::Tensor data = settle(storage, reason);
+  {
+    Graveyard graveyard;
+    std::lock_guard<std::mutex> guard(storage->state->mutex);
+    graveyard.nodes.push_back(std::move(storage->leaf)); // it stands for the contents before the write
+    storage->leaf_epoch = 0;
+  }
+  // This handle and the storage's own: anybody else would see the write.
+  if (data.use_count() > 2 || data.storage().use_count() > 1) {
+    at::Tensor copy = at::empty_strided(data.sizes(), data.strides(), data.options());
+    copy.copy_(data);
+    Graveyard graveyard;
+    std::lock_guard<std::mutex> guard(storage->state->mutex);
+    set_data(storage, copy, graveyard);
+    data = copy;
+  }
+  return view_as_layout(data, layout_of(tensor.unsafeGetTensorImpl()));
+}
+
+} // namespace tarry

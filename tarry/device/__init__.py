@@ -1,0 +1,48 @@
+"""What makes `device="tarry"` an ordinary PyTorch device, seen from Python.
+
+The recorder teaches PyTorch's dispatcher about the device; everything a user touches around it is here: `torch.tarry`
+(seeds, current device, memory), printing, the cut at the end of `optimizer.step()`, and the marking of recomputation
+in activation checkpointing. Each part that leans on a private name of PyTorch has a file of its own that says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+
+import torch
+from torch.utils.backend_registration import generate_methods_for_privateuse1_backend, rename_privateuse1_backend
+
+from tarry.device import checkpoint, module, optimizer, printing
+
+NAME = "tarry"
+
+_installed = False
+
+
+def install(
+    native: ModuleType,
+    *,
+    cut: Callable[[], None] | None = None,
+    synchronize: Callable[[], None] | None = None,
+) -> None:
+    """Register the device under its name; a second call does nothing.
+
+    `native` is the loaded native module. `cut` ends a step (it is called after `optimizer.step()`), `synchronize`
+    computes all that is pending and waits for it (it is what `torch.tarry.synchronize()` does).
+    """
+    global _installed
+    if _installed:
+        return
+    module.bind(native, synchronize)
+    rename_privateuse1_backend(NAME)
+    torch._register_device_module(NAME, module)
+    generate_methods_for_privateuse1_backend(
+        for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
+    )
+    printing.install()
+    if hasattr(native, "set_region"):
+        checkpoint.install(native.set_region)
+    if cut is not None:
+        optimizer.install(cut)
+    _installed = True

@@ -1,0 +1,297 @@
+"""The module that PyTorch knows as `torch.tarry`.
+
+PyTorch's own code (random, amp, checkpoint, serialization, DataLoader, accelerator) looks up functions on a device's
+module by name, and so do users' scripts written for `torch.cuda`. The names below are those; a function that has no
+meaning on a lazy device does nothing rather than being absent, unless nothing would be a wrong answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+DeviceLike = torch.device | str | int | None
+
+# torch.utils.checkpoint saves a device's random state only if its module says it is initialised. Ours always is: the
+# generators hold their state from the start, and nothing else is waited for.
+_initialized = True
+
+_native: ModuleType
+_synchronize: Callable[[], None] | None = None
+
+
+def bind(native: ModuleType, synchronize: Callable[[], None] | None) -> None:
+    """Connect this module to the native part and to the runtime; called once, by `tarry.device.install`."""
+    global _native, _synchronize
+    _native = native
+    _synchronize = synchronize
+    native.set_synchronize(None if synchronize is None else lambda index: synchronize())
+
+
+def _index(device: DeviceLike) -> int:
+    """The number of a device given in any of the ways users give it; None is the current one."""
+    if device is None:
+        return int(_native.current_device())
+    if isinstance(device, int):
+        index: int | None = device
+    else:
+        given = torch.device(device)
+        if given.type != "tarry":
+            raise ValueError(f"torch.tarry: expected a tarry device, got {str(given)!r}")
+        index = given.index
+    if index is None:
+        return int(_native.current_device())
+    if not 0 <= index < device_count():
+        raise ValueError(f"torch.tarry: there is no device 'tarry:{index}', device_count() is {device_count()}")
+    return index
+
+
+# Presence and initialisation
+
+
+def is_available() -> bool:
+    return True
+
+
+def is_initialized() -> bool:
+    return not _is_in_bad_fork()
+
+
+def init() -> None:
+    _lazy_init()
+
+
+def _lazy_init() -> None:
+    """PyTorch calls this before it first makes a tensor here, so that a forked worker fails with the reason."""
+    _native.check_fork()
+
+
+def _is_in_bad_fork() -> bool:
+    return bool(_native.in_bad_fork())
+
+
+# Devices
+
+
+def device_count() -> int:
+    return int(_native.device_count())
+
+
+def current_device() -> int:
+    return int(_native.current_device())
+
+
+def set_device(device: DeviceLike) -> None:
+    _native.set_device(_index(device))
+
+
+class device:  # noqa: N801 - the name that torch.cuda's has
+    """Make a device current within a `with` block. None or a negative number leaves things as they are."""
+
+    def __init__(self, device: DeviceLike) -> None:
+        unchanged = device is None or (isinstance(device, int) and device < 0)
+        self.index = -1 if unchanged else _index(device)
+        self.previous = -1
+
+    def __enter__(self) -> device:
+        if self.index >= 0:
+            self.previous = _native.exchange_device(self.index)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self.index >= 0:
+            _native.set_device(self.previous)
+
+
+class device_of(device):  # noqa: N801 - likewise
+    """Make the device of a tensor current within a `with` block, if it is one of ours."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__(tensor.device.index if tensor.device.type == "tarry" else None)
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    name: str
+    total_memory: int  # 0: not known
+    major: int = 0
+    minor: int = 0
+    multi_processor_count: int = 1
+
+
+def get_device_name(device: DeviceLike = None) -> str:
+    _index(device)
+    return "tarry"
+
+
+def get_device_capability(device: DeviceLike = None) -> tuple[int, int]:
+    _index(device)
+    return (0, 0)
+
+
+def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
+    return DeviceProperties(name=get_device_name(device), total_memory=_measure("total_memory", device))
+
+
+# Finishing work
+
+
+def synchronize(device: DeviceLike = None) -> None:
+    """Compute all that has been recorded and wait until it is done."""
+    _index(device)
+    if _synchronize is not None:
+        _synchronize()
+
+
+# PyTorch's own classes serve as they are: a subclass of torch.Event is refused by Event.elapsed_time and others.
+
+
+def Stream(device: DeviceLike = None, priority: int = 0) -> torch.Stream:  # noqa: N802 - a class on torch.cuda
+    """A device has one stream, in the order of the program; making another gives that one."""
+    return torch.Stream(device=torch.device("tarry", _index(device)))
+
+
+def Event(  # noqa: N802 - likewise
+    enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+) -> torch.Event:
+    """An event is complete as soon as it is recorded: use `synchronize()` to wait for results."""
+    return torch.Event(device="tarry", enable_timing=enable_timing)
+
+
+def current_stream(device: DeviceLike = None) -> torch.Stream:
+    return Stream(device)
+
+
+def default_stream(device: DeviceLike = None) -> torch.Stream:
+    return Stream(device)
+
+
+def set_stream(stream: torch.Stream | None) -> None:
+    """There is nothing to switch: a device has one stream."""
+
+
+@contextlib.contextmanager
+def stream(stream: torch.Stream | None) -> Iterator[None]:
+    """Run a block on a stream: since a device has only one, the block just runs."""
+    yield
+
+
+# Random numbers
+
+
+def __getattr__(name: str) -> Any:
+    # A tuple as on torch.cuda, but read when asked for: the number of devices is not known at import.
+    if name == "default_generators":
+        return tuple(_native.default_generator(i) for i in range(device_count()))
+    raise AttributeError(f"module 'torch.tarry' has no attribute {name!r}")
+
+
+def _get_generator(device: DeviceLike) -> torch.Generator:
+    generator: torch.Generator = _native.default_generator(_index(device))
+    return generator
+
+
+def manual_seed(seed: int) -> None:
+    """Seed the current device; `torch.manual_seed` seeds all devices and the CPU."""
+    _get_generator(None).manual_seed(int(seed))
+
+
+def manual_seed_all(seed: int) -> None:
+    for index in range(device_count()):
+        _get_generator(index).manual_seed(int(seed))
+
+
+def seed() -> int:
+    """Seed the current device from the operating system; returns the seed."""
+    return _get_generator(None).seed()
+
+
+def seed_all() -> int:
+    chosen = seed()
+    manual_seed_all(chosen)
+    return chosen
+
+
+def initial_seed() -> int:
+    return _get_generator(None).initial_seed()
+
+
+def get_rng_state(device: DeviceLike = None) -> torch.Tensor:
+    """The seed and the number of random operators recorded since, as a tensor of 16 bytes on the CPU."""
+    return _get_generator(device).get_state()
+
+
+def set_rng_state(new_state: torch.Tensor, device: DeviceLike = None) -> None:
+    _get_generator(device).set_state(new_state)
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    return [get_rng_state(index) for index in range(device_count())]
+
+
+def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
+    for index, state in enumerate(new_states):
+        set_rng_state(state, index)
+
+
+# Mixed precision
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    return [torch.float16, torch.bfloat16]
+
+
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    return True
+
+
+# Memory, as far as the native part counts it
+
+
+def _measure(name: str, device: DeviceLike) -> int:
+    """What the native part's function of that name says of a device; 0 where it has no such function or no answer."""
+    index = _index(device)
+    count = getattr(_native, name, None)
+    return int(count(index) or 0) if count is not None else 0
+
+
+def memory_allocated(device: DeviceLike = None) -> int:
+    return _measure("memory_allocated", device)
+
+
+def max_memory_allocated(device: DeviceLike = None) -> int:
+    return _measure("max_memory_allocated", device)
+
+
+def memory_reserved(device: DeviceLike = None) -> int:
+    return memory_allocated(device)
+
+
+def max_memory_reserved(device: DeviceLike = None) -> int:
+    return max_memory_allocated(device)
+
+
+def reset_peak_memory_stats(device: DeviceLike = None) -> None:
+    _measure("reset_peak_memory_stats", device)
+
+
+def memory_stats(device: DeviceLike = None) -> OrderedDict[str, int]:
+    return OrderedDict(
+        {
+            "allocated_bytes.all.current": memory_allocated(device),
+            "allocated_bytes.all.peak": max_memory_allocated(device),
+        }
+    )
+
+
+def empty_cache() -> None:
+    """The memory is the real device's: its own `empty_cache` gives back what PyTorch keeps there."""
+    release = getattr(_native, "empty_cache", None)
+    if release is not None:
+        release()

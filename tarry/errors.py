@@ -1,0 +1,31 @@
+"""Errors that tarry raises, one class per mistake."""
+
+from __future__ import annotations
+
+
+class TarryError(RuntimeError):
+    """The base of tarry's own errors. Errors of PyTorch's operators keep PyTorch's types."""
+
+
+class NativeBuildError(ImportError):
+    """The native part of tarry could not be built or loaded; the message says what to install or change."""
+
+
+class BackendError(TarryError):
+    """A backend is unknown, or did not do what the contract asks of it.
+
+    Failing: `tarry.set_backend("inductr")`. Cured: `tarry.set_backend("eager")`, or register your own with
+    `tarry.register_backend` first.
+    """
+
+
+class FallbackError(TarryError):
+    """An operator would have run eagerly while `tarry.config.fallback` is "error".
+
+    Failing: `tarry.config.fallback = "error"; torch.nonzero(x)`. Cured: avoid the operator (`torch.where` with three
+    arguments keeps shapes static), or set `tarry.config.fallback = "allow"` around it.
+    """
+
+
+class IRError(TarryError):
+    """A graph breaks a rule of the intermediate representation; a fault of a pass or of a backend, not of the program."""

@@ -1,0 +1,93 @@
+"""The one stream of events: what the runtime did, as it did it. Metrics, tests and tools read it; nothing else counts.
+
+Events happen per step or rarer (recording an operator is counted in the native part, see `tarry.metrics`):
+`sync`, `compile`, `cache_hit`, `execute`, `fallback`, `transfer`, `error`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened."""
+
+    kind: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    time: float = field(default_factory=time.perf_counter)
+
+    def __str__(self) -> str:
+        return f"{self.kind}({', '.join(f'{k}={v!r}' for k, v in self.fields.items())})"
+
+
+_subscribers: list[Callable[[Event], None]] = []
+_lock = threading.Lock()
+
+
+def emit(kind: str, **fields: Any) -> None:
+    """Tell every subscriber. A subscriber that raises is the caller's error: none of ours does."""
+    if _subscribers:
+        event = Event(kind, fields)
+        for subscriber in tuple(_subscribers):
+            subscriber(event)
+
+
+@contextmanager
+def subscribe(subscriber: Callable[[Event], None]) -> Iterator[None]:
+    """Within the block, `subscriber(event)` is called for each event, on the thread where it happens."""
+    with _lock:
+        _subscribers.append(subscriber)
+    try:
+        yield
+    finally:
+        with _lock:
+            _subscribers.remove(subscriber)
+
+
+def subscribe_forever(subscriber: Callable[[Event], None]) -> None:
+    """As `subscribe`, for the life of the process."""
+    with _lock:
+        _subscribers.append(subscriber)
+
+
+@contextmanager
+def record() -> Iterator[list[Event]]:
+    """Within the block, events are appended to the list it gives."""
+    seen: list[Event] = []
+    with subscribe(seen.append):
+        yield seen
+
+
+_PLURALS = {
+    "syncs": "sync",
+    "compiles": "compile",
+    "cache_hits": "cache_hit",
+    "executes": "execute",
+    "fallbacks": "fallback",
+    "errors": "error",
+}
+
+
+@contextmanager
+def expect(**counts: int) -> Iterator[list[Event]]:
+    """Assert the work done in a block: `with expect(compiles=1, syncs=1, fallbacks=0):`."""
+    unknown = set(counts) - set(_PLURALS)
+    if unknown:
+        raise TypeError(f"expect() knows {', '.join(sorted(_PLURALS))}, not {', '.join(sorted(unknown))}")
+    with record() as seen:
+        yield seen
+    happened = Counter(event.kind for event in seen)
+    wrong = [
+        f"{name}: expected {expected}, happened {happened[_PLURALS[name]]}"
+        for name, expected in counts.items()
+        if happened[_PLURALS[name]] != expected
+    ]
+    if wrong:
+        raise AssertionError("; ".join(wrong) + "\n" + "\n".join(f"  {event}" for event in seen))

@@ -1,0 +1,117 @@
+"""What a graph means, by running it: slow, on the CPU, one operator at a time, nothing clever.
+
+This is the judge of the passes: a pass is right if the graph before and the graph after give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tarry.ir.errors import IRError
+from tarry.ir.graph import HERE, Graph, Node, Number, Value, map_leaves
+from tarry.ir.infer import call, flat_returns
+from tarry.ir.layout import TensorType, extent, is_injective, same_addresses
+from tarry.ir.operators import STRIDED_SCATTER, STRIDED_VIEW, operator, view_of
+from tarry.ir.text import node_text, type_text
+
+
+def evaluate(
+    graph: Graph, inputs: Sequence[torch.Tensor], numbers: Sequence[int | float | complex] | None = None
+) -> list[torch.Tensor]:
+    """The outputs of the graph for these inputs (of the types the graph says) and numbers (default: the recorded)."""
+    if len(inputs) != len(graph.inputs):
+        raise IRError(f"evaluate: the graph has {len(graph.inputs)} inputs, {len(inputs)} were given")
+    if numbers is None:
+        numbers = [number.value for number in graph.numbers]
+    environment: dict[Value, torch.Tensor] = {}
+    for value, tensor in zip(graph.inputs, inputs, strict=True):
+        if not TensorType.of(tensor).matches(value.type):
+            raise IRError(f"evaluate: input %{value.id} is {type_text(TensorType.of(tensor))}, not {type_text(value.type)}")
+        environment[value] = tensor
+    for node in graph.nodes:
+        for value_, result in zip(node.outputs, _run(node, environment, numbers), strict=True):
+            if value_ is not None:
+                environment[value_] = _as_typed(result, value_, node)
+    return [environment[value] for value in graph.outputs]
+
+
+def _run(
+    node: Node, environment: dict[Value, torch.Tensor], numbers: Sequence[int | float | complex]
+) -> Sequence[torch.Tensor | None]:
+    def concrete(leaf: Any) -> Any:
+        if isinstance(leaf, Value):
+            return environment[leaf]
+        if isinstance(leaf, Number):
+            number = numbers[leaf.index]
+            return torch.Generator().manual_seed(int(number.real)) if leaf.kind == "seed" else number
+        return torch.device("cpu") if leaf is HERE else leaf
+
+    args = list(map_leaves(node.args, concrete))
+    if node.op == STRIDED_VIEW:
+        return [_window(_own_buffer(args[0]), view_of(node.args))]
+    if node.op == STRIDED_SCATTER:
+        result = _own_copy(args[0])
+        _window(_own_buffer(result), view_of(node.args)).copy_(args[1])
+        return [result]
+    if node.op in ("aten::as_strided", "aten::as_strided_scatter"):
+        # Offsets count from the start of the value's buffer, which a view of a bigger tensor does not know about.
+        args[0] = _own_copy(args[0])
+    described = operator(node.op)
+    written: list[torch.Tensor] = []
+    for index in described.written:
+        args[index] = map_leaves(args[index], lambda leaf: None if leaf is None else _own_copy(leaf))
+        written.extend(tensor for tensor in _flat(args[index]) if tensor is not None)
+    result = call(node.op, tuple(args))
+    parts = result if len(described.returns) > 1 else (result,)
+    fresh = [tensor for index in described.fresh for tensor in flat_returns(parts[index])]
+    return [*fresh, *written]
+
+
+def _flat(arg: Any) -> list[Any]:
+    return [item for part in arg for item in _flat(part)] if isinstance(arg, tuple) else [arg]
+
+
+def _own_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in a buffer of its own, same strides, gaps between elements included."""
+    sizes, strides = tuple(tensor.shape), tuple(tensor.stride())
+    reach = extent(sizes, strides)
+    flat = tensor.as_strided((reach,), (1,)).clone()
+    return flat.as_strided(sizes, strides)
+
+
+def _own_buffer(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes from the first to the last element of the tensor, as a flat u8 tensor that shares memory with it."""
+    reach = extent(tuple(tensor.shape), tuple(tensor.stride()))
+    return tensor.as_strided((reach,), (1,)).view(torch.uint8)
+
+
+def _window(buffer: torch.Tensor, layout: Any) -> torch.Tensor:
+    """The buffer seen through a layout. Goes through a storage whose start is the buffer's, as a layout's offset does."""
+    if layout.numel == 0:
+        return torch.empty_strided(layout.sizes, layout.strides, dtype=layout.dtype)
+    start, end = layout.byte_range
+    if start < 0 or end > buffer.numel():
+        raise IRError(f"evaluate: {layout} reaches past the {buffer.numel()} bytes of its buffer")
+    piece = buffer[start:end]
+    if piece.storage_offset() % layout.dtype.itemsize:  # the buffer itself starts at an odd place: only reads come here
+        piece = piece.clone()
+    return piece.view(layout.dtype).as_strided(layout.sizes, layout.strides)
+
+
+def _as_typed(result: torch.Tensor | None, value: Value, node: Node) -> torch.Tensor:
+    """The result in the strides that its type demands."""
+    type_ = value.type
+    if result is None:
+        raise IRError(f"evaluate: nothing was returned for %{value.id} of {node_text(node)}")
+    if result.dtype != type_.dtype or tuple(result.shape) != type_.sizes:
+        raise IRError(f"evaluate: got {type_text(TensorType.of(result))} for %{value.id} of {node_text(node)}")
+    if result.is_conj() or result.is_neg():
+        result = result.resolve_conj().resolve_neg()
+    if same_addresses(type_.sizes, tuple(result.stride()), type_.strides):
+        return result
+    if not is_injective(type_.sizes, type_.strides):
+        raise IRError(f"evaluate: strides of overlapping elements can only come from a view: {node_text(node)}")
+    return torch.empty_strided(type_.sizes, type_.strides, dtype=type_.dtype).copy_(result)

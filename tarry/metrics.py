@@ -1,0 +1,73 @@
+"""Counters and times of what tarry has done in this process: `tarry.metrics.counters()`, `.report()`, `.reset()`."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+from tarry import events
+
+_lock = threading.Lock()
+_counts: Counter[str] = Counter()
+_seconds: Counter[str] = Counter()
+_places: Counter[tuple[str, str]] = Counter()  # (operator, file:line) of each fallback
+_native: Callable[[], dict[str, int]] = dict
+_reset_native: Callable[[], None] = lambda: None  # noqa: E731 - replaced when the native part is loaded
+
+
+def _count(event: events.Event) -> None:
+    fields = event.fields
+    with _lock:
+        if event.kind == "fallback":
+            _counts[f"fallback/{fields['op']}"] += 1
+            _places[fields["op"], f"{fields['file']}:{fields['line']}"] += 1
+        else:
+            _counts[event.kind] += 1
+        if "seconds" in fields:
+            _seconds[event.kind] += fields["seconds"]
+
+
+events.subscribe_forever(_count)
+
+
+def attach(native: Callable[[], dict[str, int]], reset: Callable[[], None]) -> None:
+    """Give the source of the counters that the native part keeps."""
+    global _native, _reset_native
+    _native, _reset_native = native, reset
+
+
+def counters() -> dict[str, int]:
+    """How often each thing happened: `record`, `node_reuse`, `sync`, `compile`, `cache_hit`, `fallback/aten::nonzero`, ..."""
+    with _lock:
+        return {**_native(), **_counts}
+
+
+def seconds() -> dict[str, float]:
+    """Time spent in `compile`, `execute` and `sync`."""
+    with _lock:
+        return dict(_seconds)
+
+
+def reset() -> None:
+    """Set all counters to zero."""
+    with _lock:
+        _counts.clear()
+        _seconds.clear()
+        _places.clear()
+        _reset_native()
+
+
+def report() -> str:
+    """A readable report: counts, times, and where each fallback came from."""
+    counts, times = counters(), seconds()
+    lines = ["tarry metrics"]
+    for name in sorted(counts):
+        spent = f"  {times[name]:.3f} s" if name in times else ""
+        lines.append(f"  {name:<40} {counts[name]:>10}{spent}")
+    with _lock:
+        places = _places.most_common()
+    if places:
+        lines.append("fallbacks by place")
+        lines.extend(f"  {op:<40} {count:>10}  {place}" for (op, place), count in places)
+    return "\n".join(lines)

@@ -1,0 +1,327 @@
+"""Compiles a directory of C++ sources into an extension module, once per torch, Python, compiler and source.
+
+Invariants:
+ - a library that exists under its final name is complete: it is built elsewhere and renamed into place;
+ - one process builds, others wait: the lock is a `flock`, which the kernel drops when its holder dies, so a killed
+   build leaves no stale lock, only a temporary directory that the next build of the same library removes;
+ - a compiled object is cached by all that went into it, so a change to one source compiles one file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TextIO
+
+from tarry.errors import NativeBuildError
+from tarry.native import _toolchain
+from tarry.native._progress import Progress
+
+LIBRARIES = ("c10", "torch", "torch_cpu", "torch_python")
+KEPT_LIBRARIES = 16  # per module name: a developer's edits would otherwise fill the disk
+KEPT_OBJECT_DAYS = 14
+
+
+@dataclass(frozen=True)
+class Extension:
+    """What to build: every `*.cpp` of a directory, into the module `full_name`."""
+
+    full_name: str
+    sources: Path
+
+    @property
+    def name(self) -> str:
+        return self.full_name.rpartition(".")[2]
+
+
+TARRY = Extension("tarry.native._tarry_native", Path(__file__).resolve().parent.parent / "csrc")
+
+
+def cache_directory() -> Path:
+    """Where built libraries live: `TARRY_CACHE_DIR`, else `tarry` in the user's cache directory."""
+    chosen = os.environ.get("TARRY_CACHE_DIR", "").strip()
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME", "").strip() or "~/.cache"
+    return Path(base).expanduser().absolute() / "tarry"
+
+
+def _digest(*parts: str | bytes) -> str:
+    """Hash of a sequence of strings; lengths are hashed too, so that moving a byte between two parts shows."""
+    state = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        state.update(len(data).to_bytes(8, "little"))
+        state.update(data)
+    return state.hexdigest()[:20]
+
+
+class Plan:
+    """One extension in this environment: its files, flags, hashes and places. Reads the sources, builds nothing."""
+
+    def __init__(self, extension: Extension) -> None:
+        if sys.platform != "linux":
+            raise NativeBuildError(f"tarry runs on Linux; this is {sys.platform!r}")
+        self.extension = extension
+        self.cache = cache_directory()
+        files = sorted(path for path in extension.sources.rglob("*") if path.is_file())
+        self.contents = {path: path.read_bytes() for path in files if path.suffix in {".cpp", ".h", ".hpp", ".inc"}}
+        self.units = [path for path in self.contents if path.suffix == ".cpp"]
+        if not self.units:
+            raise NativeBuildError(
+                f"no C++ sources in {extension.sources}: the installation of tarry is incomplete, install it again"
+            )
+
+    @cached_property
+    def compile_flags(self) -> tuple[str, ...]:
+        """The flags that decide what is compiled. Paths are not among them: they must not change the key."""
+        import torch
+
+        return (
+            # From 2.12 on torch's own headers need C++20.
+            "-std=c++20" if _torch_release() >= (2, 12) else "-std=c++17",
+            "-O2",
+            "-g0",
+            "-fPIC",
+            "-fvisibility=hidden",
+            "-Wall",
+            f"-DTORCH_EXTENSION_NAME={self.extension.name}",
+            "-DTORCH_API_INCLUDE_EXTENSION_H",
+            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+            # For developers of tarry: "-O0 -g", a sanitizer, ...
+            *shlex.split(os.environ.get("TARRY_CXXFLAGS", "")),
+        )
+
+    @cached_property
+    def environment(self) -> str:
+        """Hash of all that objects depend on besides sources and compiler: torch, Python, flags."""
+        import torch
+
+        soabi = sysconfig.get_config_var("SOABI") or ""
+        return _digest(torch.__version__, str(torch.version.git_version), soabi, *self.compile_flags)
+
+    @cached_property
+    def compiler(self) -> _toolchain.Compiler:
+        return _toolchain.find_compiler()
+
+    @cached_property
+    def source_key(self) -> str:
+        """Everything but the compiler: what a machine without a compiler can still look for."""
+        import torch
+
+        names = [str(path.relative_to(self.extension.sources)) for path in self.contents]
+        digest = _digest(self.environment, *names, *self.contents.values())
+        soabi = sysconfig.get_config_var("SOABI") or "unknown"
+        return f"{self.extension.name}-torch{torch.__version__}-{soabi}-{digest}"
+
+    @property
+    def directory(self) -> Path:
+        return self.cache / "native" / f"{self.source_key}-{_digest(self.compiler.version)[:8]}"
+
+    @property
+    def library(self) -> Path:
+        """Where the built module is, or will be."""
+        return self.directory / f"{self.extension.name}.so"
+
+    def find(self) -> Path | None:
+        """The built module, if there is one. Without a compiler, one built by any compiler will do."""
+        try:
+            library = self.library
+        except NativeBuildError:
+            found = sorted((self.cache / "native").glob(f"{self.source_key}-*/{self.extension.name}.so"))
+            return found[0] if found else None
+        return library if library.is_file() else None
+
+    def object_of(self, unit: Path) -> Path:
+        """Where the compiled form of one source is cached: a function of its text and every header's."""
+        headers = [data for path, data in self.contents.items() if path.suffix != ".cpp"]
+        digest = _digest(self.environment, self.compiler.version, unit.name, self.contents[unit], *headers)
+        return self.cache / "objects" / f"{unit.stem}-{digest}.o"
+
+
+def _torch_release() -> tuple[int, int]:
+    import torch
+
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def build(extension: Extension, *, force: bool = False, stream: TextIO | None = None) -> Path:
+    """The path of the built module; compiles it unless it is in the cache. `force` compiles every file again."""
+    plan = Plan(extension)
+    found = plan.find()
+    if found is not None and not force:
+        return found
+    library = plan.library  # raises here if there is no compiler
+    progress = Progress(stream if stream is not None else sys.stderr)
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        (plan.cache / "objects").mkdir(exist_ok=True)
+        with _locked(library.with_suffix(".lock"), progress) as waited:
+            if library.is_file() and (waited or not force):
+                return library
+            _build_locked(plan, library, force, progress)
+    except OSError as error:
+        raise NativeBuildError(
+            f"tarry's native part cannot be built in {plan.cache}: {error}. "
+            f"Set the environment variable TARRY_CACHE_DIR to a directory that can be written to."
+        ) from error
+    _prune(plan)
+    return library
+
+
+@contextmanager
+def _locked(path: Path, progress: Progress) -> Iterator[bool]:
+    """Hold the lock file; yields whether another process held it first."""
+    with path.open("a+") as file:
+        waited = False
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waited = True
+            file.seek(0)
+            progress.waiting(file.read().strip())
+            fcntl.flock(file, fcntl.LOCK_EX)
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield waited
+
+
+def _build_locked(plan: Plan, library: Path, force: bool, progress: Progress) -> None:
+    for leftover in library.parent.glob("build-*"):  # of a killed build: ours is the only live one, by the lock
+        shutil.rmtree(leftover, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as name:
+        work = Path(name)
+        objects = {unit: plan.object_of(unit) for unit in plan.units}
+        stale = [unit for unit in plan.units if force or not objects[unit].is_file()]
+        (work / "build.ninja").write_text(_ninja_file(plan, objects, stale, work))
+        progress.start([unit.name for unit in stale])
+        begin = time.monotonic()
+        try:
+            _run_ninja(plan, work, len(stale), progress)
+        finally:
+            progress.stop()
+        os.replace(work / library.name, library)
+        now = time.time()
+        for path in objects.values():
+            os.utime(path, (now, now))  # in use: see _prune
+        progress.finished(time.monotonic() - begin)
+
+
+def _path(path: Path | str) -> str:
+    """A path as an input or output of the ninja file; ninja itself quotes `$in` and `$out` for the shell."""
+    return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
+
+
+def _word(text: Path | str) -> str:
+    """One word of a command in the ninja file: quoted for the shell, `$` doubled for ninja."""
+    return shlex.quote(str(text)).replace("$", "$$")
+
+
+def _ninja_file(plan: Plan, objects: dict[Path, Path], stale: list[Path], work: Path) -> str:
+    """One edge per source that must be compiled, and the link. Paths of headers are here, outside the key.
+
+    A compiler writes beside build.ninja and the result is renamed: an object in the cache is always whole, and
+    the ones that were done when a build is killed serve the next.
+    """
+    import torch
+
+    package = Path(torch.__file__).resolve().parent
+    # Not torch.utils.cpp_extension: it gives just these for a CPU extension, and importing it costs a second.
+    includes = [package / "include", package / "include/torch/csrc/api/include", _toolchain.python_include()]
+    sources = plan.extension.sources
+    command = " ".join(_word(word) for word in plan.compiler.command)
+    compiling = " ".join(
+        [
+            *(_word(flag) for flag in plan.compile_flags),
+            _word(f"-I{sources}"),
+            *(f"-isystem {_word(path)}" for path in includes),
+            # __FILE__ in error messages reads tarry/csrc/... and torch/include/... wherever the two are installed
+            _word(f"-ffile-prefix-map={sources}={sources.parent.name}/{sources.name}"),
+            _word(f"-ffile-prefix-map={package}=torch"),
+        ]
+    )
+    linking = " ".join([f"-L{_word(package / 'lib')}", *(f"-l{library}" for library in LIBRARIES)])
+    lines = [
+        "ninja_required_version = 1.5",
+        "rule compile",
+        f"  command = {command} {compiling} -c $in -o $part && mv $part $out",
+        "  description = $name",
+        "rule link",
+        f"  command = {command} -shared $in -o $out {linking}",
+        "  description = linking",
+    ]
+    for unit in stale:
+        part = work / f"{unit.stem}.part.o"
+        lines += [f"build {_path(objects[unit])}: compile {_path(unit)}", f"  name = {unit.name}"]
+        lines += [f"  part = {_word(part)}"]
+    inputs = " ".join(_path(objects[unit]) for unit in plan.units)
+    lines += [f"build {_path(plan.library.name)}: link {inputs}", ""]
+    return "\n".join(lines)
+
+
+def _run_ninja(plan: Plan, work: Path, tasks: int, progress: Progress) -> None:
+    arguments = [_toolchain.find_ninja(), "-C", str(work), "-j", str(_toolchain.job_count(tasks))]
+    environment = {**os.environ, "NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C.UTF-8"}
+    log: list[str] = []
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                log.append(line)
+                progress.output(line)
+        except BaseException:
+            process.terminate()  # ninja passes it on to its compilers
+            raise
+    if process.returncode == 0:
+        return
+    log_path = plan.cache / f"{plan.extension.name}-build.log"
+    log_path.write_text("".join(log))
+    raise NativeBuildError(_failure(log, plan.compiler, log_path))
+
+
+def _failure(log: list[str], compiler: _toolchain.Compiler, log_path: Path) -> str:
+    """The message for a build that failed: the compiler's first error, a guess at the cause, the log's place."""
+    errors = [number for number, line in enumerate(log) if "error:" in line or "undefined reference" in line]
+    begin = errors[0] if errors else max(0, len(log) - 12)
+    message = [line for line in log[begin : begin + 12] if not line.startswith(("[", "ninja:"))]
+    shown = "".join(f"  {line}" for line in message).rstrip()
+    text = f"tarry's native part did not compile with {compiler.version}:\n{shown}\nThe whole log: {log_path}"
+    if any("Killed" in line for line in log):
+        text += "\nThe compiler was killed, most likely for want of memory: try again with MAX_JOBS=1 set."
+    elif any("unrecognized command" in line and "-std=" in line for line in log):
+        text += "\nThe compiler is too old for this torch's headers: install g++ 11 or newer, or set CXX to one."
+    return text
+
+
+def _prune(plan: Plan) -> None:
+    """Remove what nobody will ask for again; best effort, since another process may be doing the same."""
+    libraries = sorted(
+        (plan.cache / "native").glob(f"{plan.extension.name}-*/{plan.extension.name}.so"),
+        key=lambda path: path.stat().st_mtime if path.exists() else 0.0,
+    )
+    for library in libraries[:-KEPT_LIBRARIES]:
+        shutil.rmtree(library.parent, ignore_errors=True)
+    oldest = time.time() - KEPT_OBJECT_DAYS * 86400
+    for path in (plan.cache / "objects").glob("*.o"):
+        try:
+            if path.stat().st_mtime < oldest:
+                path.unlink()
+        except OSError:
+            continue

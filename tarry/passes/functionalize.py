@@ -1,0 +1,164 @@
+"""Replace operators that write to their arguments by pure ones: stage 'functional'.
+
+In a graph such operators are pure already (see ir.graph.Node), but under names that no compiler expects in a pure graph,
+and with rules of their own: an in-place result keeps the dtype and the strides of what it overwrites. Here that becomes
+explicit: the pure operator, then a cast and a change of layout where its result differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tarry.ir.errors import IRError
+from tarry.ir.graph import HERE, Graph, GraphBuilder, Node, Number, Value, leaves, users
+from tarry.ir.infer import infer
+from tarry.ir.layout import TensorType
+from tarry.ir.operators import STRIDED_SCATTER, operator
+from tarry.passes.emit import Emitter
+from tarry.passes.functional_forms import FunctionalForm, functional_form
+
+
+def functionalize(graph: Graph) -> Graph:
+    """The graph with pure operators only, except nodes marked `kept`, for which PyTorch has none."""
+    if not any(operator(node.op).is_mutable for node in graph.nodes):
+        return graph
+    return _Functionalizer(graph).run()
+
+
+def kept_operators(graph: Graph) -> list[str]:
+    """Names of the writing operators that are left, for reports."""
+    return sorted({node.op for node in graph.nodes if node.kept})
+
+
+class _Functionalizer:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.builder = GraphBuilder(graph)
+        self.emit = Emitter(self.builder)
+        self.users = users(graph)
+        self.returned = set(graph.outputs)
+
+    def run(self) -> Graph:
+        for node in self.graph.nodes:
+            self.emit.like = node
+            if not operator(node.op).is_mutable:
+                self.builder.copy(node)
+            elif not self.rewrite(node):
+                self.builder.copy(node, kept=True)
+        return self.builder.finish()
+
+    def rewrite(self, node: Node) -> bool:
+        args = self.builder.resolve(node.args)
+        if operator(node.op).random and not all(value.type.is_dense for value in node.results):
+            # What a generator draws may depend on the strides it fills, and a pure operator has none with gaps to fill.
+            return False
+        special = _SPECIAL.get(node.op)
+        if special is not None:
+            results = special(self.emit, args, node)
+        else:
+            form = functional_form(node.op)
+            if form is None:
+                return False
+            try:
+                results = self.call(form, args, node)
+            except IRError:  # no meta kernel to type it
+                return False
+        old_contents = _written_args(node, args)
+        fresh = len(node.outputs) - len(old_contents)
+        for k, (old, new) in enumerate(zip(node.outputs, results, strict=True)):
+            if old is not None:
+                assert new is not None, f"{node.op} returned nothing for output {k}"
+                self.builder.replace(old, self.fit(old, new, old_contents[k - fresh] if k >= fresh else None))
+        return True
+
+    def call(self, form: FunctionalForm, args: tuple[Any, ...], node: Node) -> tuple[Value | None, ...]:
+        described = operator(form.op)
+        options = {"dtype": node.results[0].type.dtype, "device": HERE}
+        given = [
+            options.get(argument.name) if index is None else args[index]
+            for index, argument in zip(form.args, described.arguments, strict=True)
+        ]
+        types = infer(form.op, tuple(given))
+        dtype = described.index_of("dtype")
+        if dtype >= 0 and given[dtype] is None and len(node.outputs) == 1:
+            # An accumulation into a given dtype happens in that dtype, not in the one it would choose by itself.
+            wanted = node.results[0].type.dtype
+            if types[0] is not None and types[0].dtype != wanted:
+                given[dtype] = wanted
+                types = infer(form.op, tuple(given))
+        if len(types) != len(node.outputs):
+            raise IRError(f"{form.op} has {len(types)} results where {node.op} has {len(node.outputs)}")
+        # Strides of dimensions of size 1 are free: take the wanted ones.
+        types = tuple(
+            old.type if old is not None and new is not None and new.matches(old.type) else new
+            for old, new in zip(node.outputs, types, strict=True)
+        )
+        return self.builder.node(form.op, given, types, site=node.site, region=node.region)
+
+    def fit(self, old: Value, new: Value, content: Value | None) -> Value:
+        """The new value in the type of the old one. Its strides do not matter if it is only scattered somewhere."""
+        new = self.emit.cast(new, old.type.dtype)
+        if new.type.sizes != old.type.sizes:
+            raise IRError(f"functionalize: a result of {new.type} for {old.type} in {self.emit.like}")
+        scattered = old not in self.returned and all(
+            user.op == STRIDED_SCATTER and user.args[0] != old for user in self.users[old]
+        )
+        if scattered:
+            return new
+        if content is not None and content.type != old.type:
+            content = None  # an out= argument that was resized
+        if content is None and not old.type.is_dense:
+            content = self.emit.full(TensorType.contiguous(old.type.dtype, (old.type.extent,)), 0)
+            content = self.emit.view(content, "aten::as_strided", old.type.sizes, old.type.strides, 0)
+        return self.emit.relayout(new, old.type, content)
+
+
+def _written_args(node: Node, args: tuple[Any, ...]) -> list[Value]:
+    described = operator(node.op)
+    return [leaf for index in described.written for leaf in leaves(args[index]) if isinstance(leaf, Value)]
+
+
+# --- operators whose pure form is simpler than the one PyTorch has: they do not read what they overwrite -------------
+
+
+def _copied(emit: Emitter, target: Value, source: Any) -> Value:
+    if isinstance(source, Number):
+        return emit.full(target.type, source)
+    return emit.cast(emit.expand(source, target.type.sizes), target.type.dtype)
+
+
+def _copy(emit: Emitter, args: tuple[Any, ...], node: Node) -> list[Value]:
+    return [_copied(emit, args[0], args[1])]
+
+
+def _foreach_copy(emit: Emitter, args: tuple[Any, ...], node: Node) -> list[Value]:
+    return [_copied(emit, target, source) for target, source in zip(args[0], args[1], strict=True)]
+
+
+def _zero(emit: Emitter, args: tuple[Any, ...], node: Node) -> list[Value]:
+    return [emit.full(args[0].type, _zero_of(args[0]))]
+
+
+def _foreach_zero(emit: Emitter, args: tuple[Any, ...], node: Node) -> list[Value]:
+    return [emit.full(target.type, _zero_of(target)) for target in args[0]]
+
+
+def _zero_of(value: Value) -> bool | int | float:
+    if value.type.dtype.is_floating_point or value.type.dtype.is_complex:
+        return 0.0
+    return 0
+
+
+def _fill(emit: Emitter, args: tuple[Any, ...], node: Node) -> list[Value]:
+    return [emit.full(args[0].type, args[1])]
+
+
+_SPECIAL: dict[str, Callable[[Emitter, tuple[Any, ...], Node], list[Value]]] = {
+    "aten::copy_": _copy,
+    "aten::zero_": _zero,
+    "aten::fill_.Scalar": _fill,
+    "aten::fill_.Tensor": _copy,
+    "aten::_foreach_copy_": _foreach_copy,
+    "aten::_foreach_zero_": _foreach_zero,
+}

@@ -1,0 +1,66 @@
+"""Functions that run when a step's values are there, without holding up the step that asked."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+
+class StepClosures:
+    """Waiting closures. Their values are read when the step is done; they run on a thread of their own, in order."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = []
+        self._queue: SimpleQueue[tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._worker: threading.Thread | None = None
+        self._unfinished = 0
+        self._done = threading.Condition(self._lock)
+        self._errors: list[BaseException] = []
+
+    def add(self, function: Callable[..., Any], tensors: tuple[torch.Tensor, ...]) -> None:
+        """Remember a closure for the end of the current step. Its tensors are snapshots: later writes do not show."""
+        snapshots = tuple(tensor.detach().clone() for tensor in tensors)
+        with self._lock:
+            self._waiting.append((function, snapshots))
+
+    def run(self) -> None:
+        """The step is done: hand the waiting closures to the worker. Errors of earlier ones are raised here."""
+        if not self._waiting and not self._errors:
+            return
+        with self._lock:
+            if self._errors:
+                error, self._errors = self._errors[0], []
+                raise error
+            waiting, self._waiting = self._waiting, []
+            self._unfinished += len(waiting)
+            if waiting and self._worker is None:
+                self._worker = threading.Thread(target=self._work, name="tarry-closures", daemon=True)
+                self._worker.start()
+        for function, tensors in waiting:
+            self._queue.put((function, tensors))
+
+    def wait(self) -> None:
+        """Wait until all closures handed over have run; raise what one of them raised."""
+        with self._done:
+            self._done.wait_for(lambda: self._unfinished == 0)
+            if self._errors:
+                error, self._errors = self._errors[0], []
+                raise error
+
+    def _work(self) -> None:
+        while True:
+            function, tensors = self._queue.get()
+            try:
+                function(*(tensor.cpu() for tensor in tensors))
+            except BaseException as error:  # noqa: BLE001 - it is raised again on the thread that syncs or waits
+                with self._lock:
+                    self._errors.append(error)
+            finally:
+                with self._done:
+                    self._unfinished -= 1
+                    self._done.notify_all()

@@ -1,0 +1,159 @@
+"""The runtime: from a request for values to values.
+
+A request (an `.item()`, a copy to the host, `optimizer.step()`, `mark_step()`, the node cap) computes *everything* that is
+pending, in one batch, so that ten `.item()` calls in a row run one program. Requests of several threads are served one at a
+time; recording goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.profiler import record_function
+
+from tarry import events
+from tarry.backends import registry
+from tarry.backends.base import Backend, Computation, Program
+from tarry.config import config
+from tarry.errors import BackendError, FallbackError
+from tarry.runtime.cache import ProgramCache
+from tarry.runtime.closures import StepClosures
+
+
+class Runtime:
+    """The state of the runtime: the backend, its compiled programs, and the closures that wait for a step's end."""
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+        self._lock = threading.RLock()
+        self._cache = ProgramCache()
+        self._closures = StepClosures()
+        self._backend: Backend | None = None
+
+    # ---- the backend
+
+    @property
+    def backend(self) -> Backend:
+        """The current backend; TARRY_BACKEND (default: eager) on first use."""
+        if self._backend is None:
+            with self._lock:
+                if self._backend is None:
+                    self.set_backend(os.environ.get("TARRY_BACKEND", "eager"), os.environ.get("TARRY_DEVICE"))
+        assert self._backend is not None
+        return self._backend
+
+    def set_backend(self, backend: str | Backend, device: str | None = None) -> None:
+        """Change the backend. What is pending is computed by the old one first; live tensors move to the new device."""
+        chosen = _instance(backend, device)
+        with self._lock:
+            if self._backend is not None:
+                self.sync("set_backend")
+                self._backend.teardown()
+            chosen.setup()
+            self._cache.clear()
+            self._backend = chosen
+            self._native.set_real_device(chosen.device)
+
+    # ---- syncing
+
+    def sync(self, reason: str, device: int = 0) -> None:
+        """Compute everything that is pending on a device."""
+        with self._lock:
+            backend = self.backend
+            batch = self._native.collect(device)
+            if batch is not None:
+                start = perf_counter()
+                with record_function("tarry::step"):
+                    computation = self._cache.find(batch)
+                    if computation is None:
+                        computation = self._compile(backend, batch)
+                    else:
+                        events.emit("cache_hit", key=batch.key)
+                    self._execute(computation, batch)
+                events.emit("sync", reason=reason, operations=batch.num_operations, seconds=perf_counter() - start)
+        self._closures.run()
+
+    def _compile(self, backend: Backend, batch: Any) -> Computation:
+        start = perf_counter()
+        with record_function("tarry::compile"):
+            try:
+                computation = backend.compile(Program(batch.key, batch.num_operations, batch.raw))
+            except Exception as error:
+                events.emit("error", stage="compile", backend=backend.name, error=repr(error))
+                raise
+        self._cache.keep(batch, computation, config.max_cached_programs)
+        events.emit(
+            "compile", backend=backend.name, key=batch.key, operations=batch.num_operations, seconds=perf_counter() - start
+        )
+        return computation
+
+    def _execute(self, computation: Computation, batch: Any) -> None:
+        start = perf_counter()
+        with record_function("tarry::execute"):
+            try:
+                computation(batch)
+            except BaseException as error:
+                events.emit("error", stage="execute", backend=self.backend.name, error=repr(error))
+                raise
+        events.emit("execute", seconds=perf_counter() - start)
+
+    def materialise(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Compute what is pending if any of these tensors is; all that is pending if none is given."""
+        chosen = list(tensors)
+        for tensor in chosen:
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"tarry.sync takes tensors, not {type(tensor).__name__}")
+        if not chosen:
+            self.sync("sync")
+        for tensor in chosen:
+            if tensor.device.type == "tarry":
+                self._native.materialise(tensor)
+
+    def wait(self) -> None:
+        """Wait for what is in flight."""
+        self.backend.synchronize()
+
+    # ---- step closures
+
+    def add_step_closure(self, function: Callable[..., Any], tensors: tuple[torch.Tensor, ...]) -> None:
+        """Have `function(*tensors)` called, with host copies, once the step that computes them is done."""
+        self._closures.add(function, tensors)
+
+    # ---- callbacks of the native part
+
+    def on_sync(self, device: int, reason: str) -> None:
+        """A value is needed (called from any thread, with the GIL)."""
+        self.sync(reason, device)
+
+    def on_fallback(self, op: str, reason: str, file: str, line: int) -> None:
+        """An operator is about to run eagerly."""
+        where = f"{file}:{line}" if file else "an unknown line"
+        if config.fallback == "error":
+            raise FallbackError(
+                f"{op} has to run eagerly because {reason} (at {where}), and tarry.config.fallback is 'error'. "
+                f"Avoid it there, or set tarry.config.fallback = 'allow'."
+            )
+        events.emit("fallback", op=op, reason=reason, file=file, line=line)
+
+
+def _instance(backend: str | Backend, device: str | None) -> Backend:
+    if isinstance(backend, str):
+        factory = registry.find(backend)
+        made = factory() if device is None else factory(device=device)
+        if not isinstance(made, Backend):
+            raise BackendError(f"backend {backend!r}: its factory gave {made!r}, which is not a tarry.Backend")
+    elif isinstance(backend, Backend):
+        made = backend
+        if device is not None:
+            made.device = device
+    else:
+        raise BackendError(f"tarry.set_backend takes a name or a tarry.Backend instance, not {backend!r}")
+    real = torch.device(made.device)
+    if real.type == "cuda" and not torch.cuda.is_available():
+        raise BackendError(f"backend {made.name!r}: there is no CUDA device here; use device='cpu'")
+    return made

@@ -1,0 +1,126 @@
+"""Survey of every operator in PyTorch's OpInfo database: ``python -m tests.ops.survey --device tarry``.
+
+Each operator runs in a child process, so a crash in native code is a line of the report. The numbers it prints are the
+device's coverage: forward, backward and in-place passes out of what eager CPU supports, and which operators fell back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import re
+import sys
+import time
+from dataclasses import asdict
+from typing import Any
+
+from tests.support.pool import Outcome, run_pool
+
+_state: dict[str, Any] = {}
+
+
+def _setup(device: str, backend: str | None, dtype: str, samples: int, modes: tuple[str, ...], pattern: str) -> None:
+    """In the child, once: the imports are the costly part (the database alone takes seconds)."""
+    import torch
+
+    torch.set_num_threads(1)
+    from tests.support import load_device
+
+    load_device(device, backend)
+    from tests.ops.check import Checker, all_ops, dtype_named
+
+    _state["ops"] = all_ops(dtype_named(dtype), pattern)
+    _state["checker"] = Checker(device, dtype_named(dtype), samples, modes)
+    _state["device"] = device
+
+
+def _work(name: str) -> dict[str, Any]:
+    from tests.support import fallbacks, reset_device
+
+    device = _state["device"]
+    reset_device(device)
+    result = _state["checker"].check(_state["ops"][name])
+    result.fallbacks = fallbacks(device)
+    return asdict(result)
+
+
+def _cause(text: str) -> str:
+    """A failure's text without what differs from one instance to the next (numbers, shapes, quoted values)."""
+    text = re.sub(r"^sample \d+: ", "", text)
+    text = re.sub(r"\[[^\]]*\]|\([\d, ]*\)", "", text)
+    return re.sub(r"-?\d+(\.\d+)?(e-?\d+)?", "N", text)[:110]
+
+
+def summarise(outcomes: list[Outcome], seconds: float) -> str:
+    """The report's text."""
+    lines: list[str] = []
+    reports = [o.value for o in outcomes if o.value is not None]
+    for mode in ("forward", "backward", "inplace", "out"):
+        ran = [r for r in reports if mode in r["modes"]]
+        crashed = len(outcomes) - len(reports) if mode == "forward" else 0
+        passed = sum(not r["modes"][mode]["failures"] for r in ran)
+        if ran or crashed:
+            samples = sum(r["modes"][mode]["samples"] for r in ran)
+            lines.append(f"{mode:9} {passed}/{len(ran) + crashed} operators ({samples} samples)")
+    fell = {r["name"]: r["fallbacks"] for r in reports if r["fallbacks"]}
+    kernels = collections.Counter(k for counts in fell.values() for k in counts)
+    lines.append(f"fallback  {len(fell)} operators, {len(kernels)} kernels: " + ", ".join(sorted(kernels)))
+    crashes = [o for o in outcomes if o.crash]
+    lines.append(f"crashes   {len(crashes)}")
+    lines += [f"    {o.task}: {o.crash.splitlines()[0] if o.crash else ''}" for o in crashes]
+    strides = [r["name"] for r in reports if any(m["stride_notes"] for m in r["modes"].values())]
+    lines.append(f"strides differ from eager's: {len(strides)}: " + ", ".join(strides))
+    groups: dict[str, list[str]] = collections.defaultdict(list)
+    examples: dict[str, str] = {}
+    for report in reports:
+        for mode, result in report["modes"].items():
+            for text in result["failures"][:1]:
+                groups[_cause(text)].append(f"{report['name']}({mode})")
+                examples.setdefault(_cause(text), text)
+    lines.append(f"failures by cause: {sum(map(len, groups.values()))} in {len(groups)} groups")
+    for cause, names in sorted(groups.items(), key=lambda item: -len(item[1])):
+        lines.append(f"  [{len(names)}] {examples[cause][:260]}")
+        lines.append("       " + ", ".join(names))
+    lines.append(f"{len(outcomes)} operators in {seconds:.0f} s")
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.ops.survey", description=__doc__)
+    parser.add_argument("--device", default="tarry")
+    parser.add_argument("--backend", default=None, help="tarry's backend; its default when absent")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--ops", default="", help="regular expression searched in the operator's full name")
+    parser.add_argument("--samples", type=int, default=4)
+    parser.add_argument("--modes", default="forward,backward,inplace", help="also: out")
+    parser.add_argument("--json", default=None, help="write the details here")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one operator")
+    options = parser.parse_args(argv)
+
+    from tests.ops.check import all_ops, dtype_named
+
+    names = list(all_ops(dtype_named(options.dtype), options.ops))
+    modes = tuple(options.modes.split(","))
+    setup_args = (options.device, options.backend, options.dtype, options.samples, modes, options.ops)
+    start = time.monotonic()
+    outcomes: list[Outcome] = []
+    for outcome in run_pool(
+        names, _work, setup=_setup, setup_args=setup_args, jobs=options.jobs, timeout=options.timeout
+    ):
+        outcomes.append(outcome)
+        if sys.stderr.isatty():
+            print(f"\r{len(outcomes)}/{len(names)} {outcome.task:60.60}", end="", file=sys.stderr)
+    order = {name: i for i, name in enumerate(names)}
+    outcomes.sort(key=lambda o: order[o.task])
+    print(summarise(outcomes, time.monotonic() - start))
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump([asdict(o) for o in outcomes], file, indent=1)
+    bad = any(o.crash or any(m["failures"] for m in o.value["modes"].values()) for o in outcomes)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
