@@ -20,8 +20,12 @@ class Peer(ABC):
     def start(self) -> None:
         """Make the device usable; raises if it is not."""
 
-    def cut(self) -> None:  # noqa: B027 - eager PyTorch has nothing to cut
+    @abstractmethod
+    def cut(self) -> None:
         """Launch everything that is pending and wait for it."""
+
+    def end_step(self) -> None:  # noqa: B027 - only LTC needs it
+        """What a training loop must call after `optimizer.step()`."""
 
 
 class Eager(Peer):
@@ -54,6 +58,9 @@ class LazyTensorCore(Peer):
 
     def cut(self) -> None:
         torch._lazy.mark_step(wait=True)
+
+    def end_step(self) -> None:
+        torch._lazy.mark_step()
 
 
 class Tarry(Peer):

@@ -72,21 +72,21 @@ def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 VOCABULARY = 96
 PROGRAMS = (
     Program(
-        "MLP 8x64, batch 32, SGD momentum",
+        "MLP 8x64 b32 SGD",
         mlp,
         sgd,
         lambda: (torch.randn(32, 64), torch.randint(10, (32,))),
         F.cross_entropy,
     ),
     Program(
-        "GPT 4x128, 8x64 tokens, AdamW",
+        "GPT 4x128 8x64 AdamW",
         lambda: GPT(GPTConfig(vocabulary=VOCABULARY, layers=4, width=128)),
         adamw,
         lambda: (torch.randint(VOCABULARY, (8, 64)), torch.randint(VOCABULARY, (8, 64))),
         token_loss,
     ),
     Program(
-        "ResNet 6x16, batch 16, SGD momentum",
+        "ResNet 6x16 b16 SGD",
         resnet,
         sgd,
         lambda: (torch.randn(16, 3, 16, 16), torch.randint(10, (16,))),

@@ -45,7 +45,7 @@ def cases() -> list[Case]:
         for grad in (False, True):
             # A leaf that requires grad cannot be changed in place, and a clone keeps the others' leaf unchanged.
             first = Tensor.clone if name == "add_" else lambda a: a
-            result.append(Case(f"{name}{', requires_grad' if grad else ''}", step, grad, first))
+            result.append(Case(f"{name}{' + grad' if grad else ''}", step, grad, first))
     return result
 
 
@@ -69,7 +69,7 @@ def measure(peers: Sequence[Peer], rounds: int, length: int) -> dict[str, dict[s
     """Microseconds per operator: case -> peer -> one per round."""
     table = cases()
     samples: dict[str, dict[str, list[float]]] = {case.name: {peer.name: [] for peer in peers} for case in table}
-    sync = f"sync of {length} adds, cached"
+    sync = f"sync, {length} adds"
     samples[sync] = {peer.name: [] for peer in peers if peer.lazy}
     leaves = {(case.name, peer.name): leaf_for(case, peer) for case in table for peer in peers}
     gc.collect()
@@ -123,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "µs",
         [
             f"medians of {options.rounds} rounds of {options.length} operators on 8x8 tensors ± half the quartile range",
-            "eager computes, the others record; the sync row: a cached graph's run per node, execution included",
+            "+ grad: with requires_grad. eager computes, the others record; sync: a cached graph's run, per node",
         ],
     )
     if options.json:

@@ -48,7 +48,7 @@ class Trainer:
         self._optimizer.zero_grad()
         loss.backward()
         self._optimizer.step()
-        self.peer.cut()
+        self.peer.end_step()
         return loss.item()
 
 

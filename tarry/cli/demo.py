@@ -64,11 +64,12 @@ def train(model: GPT, batches: Batches, device: str, steps: int, report: Callabl
 def demo(*, steps: int, device: str, backend: str, seed: int, quiet: bool) -> int:
     """Train in both modes and print the comparison; 0 if the losses agree."""
     import tarry
+    from tarry.errors import BackendError
 
     try:
         tarry.set_backend(backend, device)
-    except (ValueError, RuntimeError, LookupError) as error:
-        print(f"error: backend {backend!r} on device {device!r}: {error}", file=sys.stderr)
+    except BackendError as error:
+        print(f"error: {error}", file=sys.stderr)
         return 1
     corpus = text(seed)
     start = Batches(corpus, size=BATCH, context=GPTConfig.context, seed=seed)

@@ -127,8 +127,9 @@ def _guarded(subject: str, check: Callable[[], Finding]) -> Iterator[Finding]:
 
 def _backend() -> Finding:
     import tarry
+    from tarry.backends import registry
 
-    return Finding("backend", "ok", str(tarry.get_backend()))
+    return Finding("backend", "ok", f"{tarry.get_backend()}; known: {', '.join(registry.names())}")
 
 
 def _self_check() -> Finding:

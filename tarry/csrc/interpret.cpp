@@ -164,17 +164,18 @@ void Interpreter::execute(Node& node) {
     switch (argument.kind) {
       case ArgKind::Tensor: {
         const int16_t kind = node.slots.empty() ? kAbsent : node.slots[slot++];
-        stack_.push_back(tensor_argument(node, kind, argument.is_mutable, edge, constant));
+        if (kind == kAbsent && argument.is_optional) {
+          stack_.emplace_back();
+        } else {
+          stack_.push_back(tensor_argument(node, kind, argument.is_mutable, edge, constant));
+        }
         break;
       }
       case ArgKind::TensorList: {
         const int n = node.slots[slot++];
-        const auto& type = op.handle.schema().arguments()[&argument - op.arguments.data()].type();
-        const auto* list_type = type->castRaw<c10::ListType>();
-        const bool optional = list_type && list_type->getElementType()->kind() == c10::TypeKind::OptionalType;
         if (n < 0) {
           stack_.emplace_back();
-        } else if (optional) {
+        } else if (argument.is_optional) {
           c10::List<std::optional<at::Tensor>> list;
           for (int i = 0; i < n; ++i) {
             at::Tensor tensor = tensor_argument(node, node.slots[slot++], argument.is_mutable, edge, constant).toTensor();

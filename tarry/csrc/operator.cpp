@@ -40,6 +40,13 @@ ArgKind kind_of(const c10::TypePtr& declared) {
   }
 }
 
+bool is_optional(const c10::TypePtr& type) {
+  if (const auto* list = type->castRaw<c10::ListType>()) {
+    return list->getElementType()->kind() == c10::TypeKind::OptionalType;
+  }
+  return type->kind() == c10::TypeKind::OptionalType;
+}
+
 bool is_tensor_type(const c10::TypePtr& type) {
   const ArgKind kind = kind_of(type);
   return kind == ArgKind::Tensor || kind == ArgKind::TensorList;
@@ -92,14 +99,18 @@ Operator::Operator(c10::OperatorHandle h, uint32_t flags) : handle(h), flags(fla
       generator_argument = static_cast<int>(arguments.size());
     }
     mutates = mutates || is_mutable;
-    arguments.push_back({kind, is_mutable});
+    arguments.push_back({kind, is_mutable, is_optional(argument.type())});
   }
+  // Integers beside tensors are sizes, which shape inference tells. An operator that neither gives nor changes a tensor
+  // acts by a side effect or reads data.
+  bool has_tensor = false, only_known = true;
   for (const c10::Argument& result : schema.returns()) {
-    returns_only_tensors = returns_only_tensors && is_tensor_type(result.type());
+    const bool is_tensor = is_tensor_type(result.type());
+    const auto kind = result.type()->kind();
+    has_tensor = has_tensor || is_tensor;
+    only_known = only_known && (is_tensor || kind == c10::TypeKind::IntType || kind == c10::TypeKind::SymIntType);
   }
-  if (schema.returns().empty() && !mutates) {
-    returns_only_tensors = false; // nothing to record: it can only act by a side effect
-  }
+  recordable = only_known && (has_tensor || mutates);
   if (generator_argument >= 0) {
     this->flags |= kRandom;
   }

@@ -22,6 +22,7 @@ enum class ArgKind : uint8_t {
 struct Argument {
   ArgKind kind;
   bool is_mutable;
+  bool is_optional; // of a list: whether its elements are
 };
 
 // Bits of the table that tarry/codegen/op_table.py makes.
@@ -44,7 +45,7 @@ struct Operator {
   Hash128 hash;
   std::vector<Argument> arguments;
   bool mutates = false;
-  bool returns_only_tensors = true;
+  bool recordable = true; // its results are known before it runs, but for the tensors' contents
   int generator_argument = -1;
 
   bool has(OperatorFlags flag) const { return (flags & flag) != 0; }

@@ -32,7 +32,7 @@ namespace tarry {
 namespace {
 
 struct Site {
-  PyCodeObject* code; // owned: its address must not be used again
+  PyCodeObject* code;
   int instruction; // byte offset in the code
 };
 
@@ -48,12 +48,18 @@ struct SiteKeyHash {
   }
 };
 
-// Guarded by the GIL.
+// What is known of code objects and sites. The global table is guarded by the GIL; each thread has a copy of what it has
+// met, which it reads without the GIL: PyTorch releases it while an operator is dispatched.
 struct Sites {
   std::vector<Site> sites{Site{nullptr, 0}};
   ska::flat_hash_map<SiteKey, uint32_t, SiteKeyHash> ids;
-  ska::flat_hash_map<PyCodeObject*, bool> is_user; // codes are owned
+  ska::flat_hash_map<PyCodeObject*, bool> is_user; // codes are owned: their addresses must not be used again
   std::vector<std::string> internal_paths;
+};
+
+struct ThreadSites {
+  ska::flat_hash_map<SiteKey, uint32_t, SiteKeyHash> ids;
+  ska::flat_hash_map<PyCodeObject*, bool> is_user;
 };
 
 Sites& sites() {
@@ -61,42 +67,68 @@ Sites& sites() {
   return *instance;
 }
 
-bool is_user_code(PyCodeObject* code) {
+ThreadSites& thread_sites() {
+  static thread_local ThreadSites instance;
+  return instance;
+}
+
+bool judge_code(PyCodeObject* code) {
+  PyGILState_STATE gil = PyGILState_Ensure();
   auto& shared = sites();
   auto it = shared.is_user.find(code);
-  if (it != shared.is_user.end()) {
-    return it->second;
-  }
-  const char* file = PyUnicode_AsUTF8(code->co_filename);
-  bool user = true;
-  if (!file) {
-    PyErr_Clear();
-    user = false;
-  } else {
-    const std::string name(file);
-    user = name.rfind("<frozen", 0) != 0;
-    for (const std::string& prefix : shared.internal_paths) {
-      user = user && name.rfind(prefix, 0) != 0;
+  if (it == shared.is_user.end()) {
+    const char* file = PyUnicode_AsUTF8(code->co_filename);
+    bool user = file != nullptr;
+    if (file) {
+      const std::string name(file);
+      user = name.rfind("<frozen", 0) != 0;
+      for (const std::string& prefix : shared.internal_paths) {
+        user = user && name.rfind(prefix, 0) != 0;
+      }
+    } else {
+      PyErr_Clear();
     }
+    Py_INCREF(code);
+    it = shared.is_user.emplace(code, user).first;
   }
-  Py_INCREF(code);
-  shared.is_user.emplace(code, user);
+  const bool user = it->second;
+  PyGILState_Release(gil);
   return user;
 }
 
+bool is_user_code(PyCodeObject* code) {
+  auto& known = thread_sites().is_user;
+  auto it = known.find(code);
+  if (it == known.end()) {
+    it = known.emplace(code, judge_code(code)).first;
+  }
+  return it->second;
+}
+
 uint32_t intern_site(PyCodeObject* code, int instruction) {
-  auto& shared = sites();
-  auto [it, inserted] = shared.ids.emplace(SiteKey{code, instruction}, static_cast<uint32_t>(shared.sites.size()));
-  if (inserted) {
-    Py_INCREF(code);
-    shared.sites.push_back({code, instruction});
+  auto& known = thread_sites().ids;
+  const SiteKey key{code, instruction};
+  auto it = known.find(key);
+  if (it == known.end()) {
+    PyGILState_STATE gil = PyGILState_Ensure();
+    auto& shared = sites();
+    auto [entry, inserted] = shared.ids.emplace(key, static_cast<uint32_t>(shared.sites.size()));
+    if (inserted) {
+      shared.sites.push_back({code, instruction}); // owned through is_user
+    }
+    it = known.emplace(key, entry->second).first;
+    PyGILState_Release(gil);
   }
   return it->second;
 }
 
 #ifdef TARRY_RAW_FRAMES
+// The frames of this thread stand still while it is in here, with or without the GIL.
 uint32_t python_site() {
-  PyThreadState* thread = PyThreadState_GET();
+  PyThreadState* thread = PyGILState_GetThisThreadState();
+  if (!thread || !thread->cframe) {
+    return 0;
+  }
   uint32_t steps = 0;
   for (_PyInterpreterFrame* frame = thread->cframe->current_frame; frame && steps < 200; frame = frame->previous, ++steps) {
 #if PY_VERSION_HEX >= 0x030C0000
@@ -113,7 +145,12 @@ uint32_t python_site() {
 }
 #else
 uint32_t python_site() {
-  PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
+  PyThreadState* thread = PyGILState_GetThisThreadState();
+  if (!thread) {
+    return 0;
+  }
+  PyGILState_STATE gil = PyGILState_Ensure();
+  PyFrameObject* frame = PyThreadState_GetFrame(thread);
   uint32_t site = 0;
   while (frame) {
     PyCodeObject* code = PyFrame_GetCode(frame);
@@ -125,6 +162,7 @@ uint32_t python_site() {
     Py_DECREF(frame);
     frame = back;
   }
+  PyGILState_Release(gil);
   return site;
 }
 #endif
@@ -158,9 +196,6 @@ uint32_t backward_site() {
 } // namespace
 
 uint32_t current_site() {
-  if (!PyGILState_Check()) {
-    return backward_site();
-  }
   const uint32_t site = python_site();
   if (!site) {
     return backward_site();

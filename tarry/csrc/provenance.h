@@ -8,7 +8,7 @@
 namespace tarry {
 
 // The id of the innermost Python line that is neither torch's nor tarry's; in backward, that of the forward operator.
-// 0 if unknown. Takes no lock but the GIL, which it never waits for.
+// 0 if unknown. It may take the GIL when it meets a line for the first time: call it without holding a lock.
 uint32_t current_site();
 // File and line of a site; needs the GIL.
 std::pair<std::string, int> site_location(uint32_t site);

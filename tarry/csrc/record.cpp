@@ -464,7 +464,7 @@ void record(const Operator& op, torch::jit::Stack* stack) {
   if (C10_UNLIKELY(!scan.state)) {
     scan.state = &device_state(-1);
   }
-  if (C10_UNLIKELY(op.has(kDynamic) || op.has(kForcedEager) || !op.returns_only_tensors || scan.eager_reason)) {
+  if (C10_UNLIKELY(op.has(kDynamic) || op.has(kForcedEager) || !op.recordable || scan.eager_reason)) {
     return run_eagerly(
         op, stack,
         op.has(kForcedEager) ? "the configuration forces it"

@@ -1,7 +1,7 @@
 """The graph of a step: immutable, typed, checked, printable. See docs/ir.md."""
 
+from tarry.errors import IRError
 from tarry.ir.build import from_raw
-from tarry.ir.errors import IRError
 from tarry.ir.evaluate import evaluate
 from tarry.ir.graph import (
     HERE,

@@ -43,8 +43,9 @@ def unowned_outputs(graph: Graph) -> list[int]:
     bad = []
     for k, value in enumerate(graph.outputs):
         owner, layout = table[value]
-        whole = layout.offset == 0 and value.type.nbytes == owner.type.nbytes and value.type.is_dense == owner.type.is_dense
-        if owner in seen or not whole:
+        mine, whole = value.type, owner.type
+        covers = layout.offset == 0 and mine.nbytes == whole.nbytes and mine.is_dense == whole.is_dense
+        if owner in seen or not covers:
             bad.append(k)
         else:
             seen.add(owner)

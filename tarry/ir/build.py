@@ -1,8 +1,8 @@
 """From the recorder's raw graph to a Graph: stage 'recorded'.
 
-The recorder is a hot path and writes down as little as it can: views sit on edges as layouts, and a write through a view
-is one node whose output is the whole new storage. Here both become nodes, so that nothing after this file needs to know
-about storages:
+The recorder is a hot path and writes down as little as it can: views sit on edges as layouts, and a write through a
+view is one node whose output is the whole new storage. Here both become nodes, so that nothing after this file needs to
+know about storages:
 
 - an edge with a layout becomes a `tarry::strided_view`, one per value and layout;
 - a written argument with a layout becomes view, operator on the view, `tarry::strided_scatter` back into the storage;
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tarry.ir.errors import IRError
+from tarry.errors import IRError
 from tarry.ir.graph import HERE, Graph, GraphBuilder, Number, NumberKind, Site, Value
 from tarry.ir.layout import Layout, TensorType, disjoint
 from tarry.ir.operators import HIDDEN_WRITES, STRIDED_SCATTER, STRIDED_VIEW, Operator, operator
@@ -78,9 +78,9 @@ class _FromRaw:
 
     def _number_kinds(self) -> list[tuple[NumberKind, torch.dtype]]:
         """Kind and dtype of every number: they stand where it is used. One that is not used is a plain number."""
-        found: list[tuple[NumberKind, torch.dtype]] = []
-        for value in self.raw["numbers"]:
-            found.append(("number", _NUMBER_DTYPES[type(value)]))
+        found: list[tuple[NumberKind, torch.dtype]] = [
+            ("number", _NUMBER_DTYPES[type(value)]) for value in self.raw["numbers"]
+        ]
 
         def visit(arg: Any) -> None:
             if arg[0] == "list":
@@ -114,8 +114,9 @@ class _FromRaw:
             return tuple(self._arg(item, site, region) for item in arg[1])
         if kind == "const":
             return _constant(arg[1])
-        raise IRError(f"raw graph: an argument of kind {kind!r}, which is none of edge, number, wrapped, seed, none, "
-                      "list, const")
+        raise IRError(
+            f"raw graph: an argument of kind {kind!r}, which is none of edge, number, wrapped, seed, none, list, const"
+        )
 
     def _view(self, value: Value, layout: Layout, site: Site | None, region: int) -> Value:
         if layout == value.type.at():
@@ -137,9 +138,7 @@ class _FromRaw:
             op = HIDDEN_WRITES[op]
             described = operator(op)
         if len(node["args"]) != len(described.arguments):
-            raise IRError(
-                f"raw graph: {op} has {len(node['args'])} arguments, its schema {len(described.arguments)}"
-            )
+            raise IRError(f"raw graph: {op} has {len(node['args'])} arguments, its schema {len(described.arguments)}")
         written = [edge for index in described.written for edge in _edges(node["args"][index])]
         mutated: list[int] = node["mutated"]
         if len(set(mutated)) != len(mutated) or {id_ for id_, _ in written} != set(mutated):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tarry.ir.errors import IRError
+from tarry.errors import IRError
 from tarry.ir.graph import HERE, Graph, Node, Number, Value, map_leaves
 from tarry.ir.infer import call, flat_returns
 from tarry.ir.layout import TensorType, extent, is_injective, same_addresses
@@ -29,7 +29,9 @@ def evaluate(
     environment: dict[Value, torch.Tensor] = {}
     for value, tensor in zip(graph.inputs, inputs, strict=True):
         if not TensorType.of(tensor).matches(value.type):
-            raise IRError(f"evaluate: input %{value.id} is {type_text(TensorType.of(tensor))}, not {type_text(value.type)}")
+            raise IRError(
+                f"evaluate: input %{value.id} is {type_text(TensorType.of(tensor))}, not {type_text(value.type)}"
+            )
         environment[value] = tensor
     for node in graph.nodes:
         for value_, result in zip(node.outputs, _run(node, environment, numbers), strict=True):
@@ -89,7 +91,7 @@ def _own_buffer(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _window(buffer: torch.Tensor, layout: Any) -> torch.Tensor:
-    """The buffer seen through a layout. Goes through a storage whose start is the buffer's, as a layout's offset does."""
+    """The buffer seen through a layout."""
     if layout.numel == 0:
         return torch.empty_strided(layout.sizes, layout.strides, dtype=layout.dtype)
     start, end = layout.byte_range

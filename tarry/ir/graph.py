@@ -67,7 +67,7 @@ class Site:
 
 
 Constant: TypeAlias = (
-    None | bool | int | float | complex | str | torch.dtype | torch.layout | torch.memory_format | torch.device | Here
+    bool | int | float | complex | str | torch.dtype | torch.layout | torch.memory_format | torch.device | Here | None
 )
 Arg: TypeAlias = "Value | Number | Constant | tuple[Arg, ...]"
 
@@ -94,8 +94,8 @@ class Node:
     returns, then the new contents of every argument it writes, in schema order, lists flattened, absent ones left out.
     `kept` says that functionalize found no pure operator for it, so a backend has to run it on copies.
 
-    `region` is 0, or the number of the activation-checkpoint recomputation that the node belongs to: merging a node with
-    one of another region would keep alive what recomputation is there to free.
+    `region` is 0, or the number of the activation-checkpoint recomputation that the node belongs to: merging a node
+    with one of another region would keep alive what recomputation is there to free.
     """
 
     op: str
@@ -251,9 +251,7 @@ class GraphBuilder:
                 self._map[old.id] = new
         return outputs
 
-    def finish(
-        self, outputs: Sequence[Value] | None = None, replaces: Sequence[int | None] | None = None
-    ) -> Graph:
+    def finish(self, outputs: Sequence[Value] | None = None, replaces: Sequence[int | None] | None = None) -> Graph:
         """The graph. Without `outputs`, those of the source graph."""
         if outputs is None:
             assert self._source is not None, "GraphBuilder.finish: a graph built from nothing needs its outputs"
@@ -261,6 +259,4 @@ class GraphBuilder:
             replaces = self._source.replaces
         if replaces is None:
             replaces = [None] * len(outputs)
-        return Graph(
-            tuple(self._inputs), tuple(self._numbers), tuple(self._nodes), tuple(outputs), tuple(replaces)
-        )
+        return Graph(tuple(self._inputs), tuple(self._numbers), tuple(self._nodes), tuple(outputs), tuple(replaces))

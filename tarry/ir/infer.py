@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tarry.ir.errors import IRError
+from tarry.errors import IRError
 from tarry.ir.graph import HERE, Number, Value, map_leaves, typed
 from tarry.ir.layout import TensorType
 from tarry.ir.operators import TARRY_OPERATORS, operator, overload
@@ -22,9 +22,7 @@ def call(op: str, args: tuple[Any, ...]) -> Any:
     listed = [list(arg) if isinstance(arg, tuple) else arg for arg in args]
     positional = [arg for arg, argument in zip(listed, described.arguments, strict=True) if not argument.kwarg_only]
     keyword = {
-        argument.name: arg
-        for arg, argument in zip(listed, described.arguments, strict=True)
-        if argument.kwarg_only
+        argument.name: arg for arg, argument in zip(listed, described.arguments, strict=True) if argument.kwarg_only
     }
     return overload(op)(*positional, **keyword)
 

@@ -192,8 +192,8 @@ def disjoint(a: Layout, b: Layout) -> bool:
         return True
     if a.dtype.itemsize != b.dtype.itemsize:
         return False
-    moduli = {stride for layout in (a, b) for size, stride in zip(layout.sizes, layout.strides, strict=True) if size > 1}
-    return any(_disjoint_modulo(a, b, modulus) for modulus in moduli if modulus > 1)
+    moduli = {*a.strides, *b.strides} - {0, 1}
+    return any(_disjoint_modulo(a, b, modulus) for modulus in moduli)
 
 
 def _disjoint_modulo(a: Layout, b: Layout, modulus: int) -> bool:
@@ -305,9 +305,7 @@ def _unsqueeze(x: Layout, dim: int) -> Layout | None:
     if not 0 <= dim <= len(x.sizes):
         return None
     stride = x.sizes[dim] * x.strides[dim] if dim < len(x.sizes) else 1
-    return Layout(
-        x.dtype, (*x.sizes[:dim], 1, *x.sizes[dim:]), (*x.strides[:dim], stride, *x.strides[dim:]), x.offset
-    )
+    return Layout(x.dtype, (*x.sizes[:dim], 1, *x.sizes[dim:]), (*x.strides[:dim], stride, *x.strides[dim:]), x.offset)
 
 
 def _squeeze(x: Layout, dim: int) -> Layout | None:

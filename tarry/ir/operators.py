@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tarry.ir.errors import IRError
+from tarry.errors import IRError
 from tarry.ir.layout import Layout, TensorType
 
 STRIDED_VIEW = "tarry::strided_view"
@@ -123,7 +123,7 @@ def overload(name: str) -> Any:
         raise IRError(f"there is no operator {name!r}: if it is a custom operator, import its module first") from None
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def operator(name: str) -> Operator:
     """The schema of an operator. Raises IRError if there is none of that name."""
     random = False

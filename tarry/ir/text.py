@@ -4,10 +4,10 @@
       %2: f32[8, 8] = aten::add_.Tensor(%0, %1, alpha=$0=1)  # train.py:12
       return %2 -> %0
 
-One node a line. `%n` is a value; its type stands where it is defined, with strides in braces only where they are not the
-contiguous ones: `f32[4, 8]{1, 4}`. `$n` is a number input with its recorded value; `wrapped(2.0)` and `seed(7)` name
-the kinds that are not plain numbers. `_` is an output that does not exist. `-> %0` after an output says which input's
-storage it takes over. Keyword-only arguments are named, and left out where they are None by default.
+One node a line. `%n` is a value; its type stands where it is defined, with strides in braces only where they are not
+the contiguous ones: `f32[4, 8]{1, 4}`. `$n` is a number input with its recorded value; `wrapped(2.0)` and `seed(7)`
+name the kinds that are not plain numbers. `_` is an output that does not exist. `-> %0` after an output says which
+input's storage it takes over. Keyword-only arguments are named, and left out where they are None by default.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
+from tarry.errors import IRError
 from tarry.ir.dtypes import DTYPE_NAMES, DTYPES
-from tarry.ir.errors import IRError
 from tarry.ir.graph import HERE, Graph, Node, Number, NumberKind, Site, Value
 from tarry.ir.layout import TensorType, contiguous_strides
 from tarry.ir.operators import operator
@@ -187,7 +187,7 @@ class _Line:
 
     def items(self, close: str, item: Callable[[], Any]) -> tuple[Any, ...]:
         """Items separated by commas up to `close`, which is consumed."""
-        found = []
+        found: list[Any] = []
         while not self.accept(close):
             if found:
                 self.take("sign", ",")
@@ -266,8 +266,8 @@ class _Parser:
                 positional.append(self.arg(line))
 
         line.items(")", argument)
-        for argument_ in described.arguments[len(positional) :]:
-            positional.append(named.pop(argument_.name, None))
+        rest = described.arguments[len(positional) :]
+        positional.extend(named.pop(argument_.name, None) for argument_ in rest)
         if named:
             raise line.fail(f"only arguments of {op} ({', '.join(named)} is none) before the end")
         kept, region = False, 0
@@ -332,9 +332,7 @@ class _Parser:
             return _WORDS[text]
         raise line.fail("an argument before this")
 
-    def outputs(
-        self, line: _Line, inputs: tuple[Value, ...]
-    ) -> tuple[tuple[Value, ...], tuple[int | None, ...]]:
+    def outputs(self, line: _Line, inputs: tuple[Value, ...]) -> tuple[tuple[Value, ...], tuple[int | None, ...]]:
         line.take("word", "return")
         outputs: list[Value] = []
         replaces: list[int | None] = []

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from tarry.errors import IRError
 from tarry.ir.aliasing import unowned_outputs, windows
-from tarry.ir.errors import IRError
 from tarry.ir.graph import Graph, Here, Node, Number, Value, leaves, producers, users
 from tarry.ir.infer import infer
 from tarry.ir.layout import VIEW_RULES, TensorType, view_layout
@@ -191,8 +191,8 @@ def _fits(arg: Any, type_: str) -> bool:
 
 @_rule("argument-kinds")
 def _(graph: Graph) -> Iterator[Problem]:
-    """An argument is what the schema wants there: a value (or a number that stands in for one) for a Tensor, a tuple for
-    a list, a seed for a Generator, a number or a constant elsewhere."""
+    """An argument is what the schema wants there: a value (or a number that stands in for one) for a Tensor, a tuple
+    for a list, a seed for a Generator, a number or a constant elsewhere."""
     for node in graph.nodes:
         for arg, argument in zip(node.args, operator(node.op).arguments, strict=True):
             if not _fits(arg, argument.type):
@@ -245,7 +245,7 @@ def _(graph: Graph) -> Iterator[Problem]:
             described = operator(node.op)
             training = node.args[described.index_of("training")]
             if training and node.args[described.index_of("running_mean")] is not None:
-                yield Problem(f"{node.op} in training updates its running statistics: use {HIDDEN_WRITES[node.op]}", node)
+                yield Problem(f"{node.op} updates running statistics in training: use {HIDDEN_WRITES[node.op]}", node)
 
 
 # --- views -----------------------------------------------------------------------------------------------------------
@@ -342,8 +342,8 @@ def _(graph: Graph) -> Iterator[Problem]:
 
 @_rule("as-strided-at-start", since="views")
 def _(graph: Graph) -> Iterator[Problem]:
-    """The base of as_strided and as_strided_scatter lies at the start of its buffer: in PyTorch their offset counts from
-    the start of the storage, here from the start of the value, and so both mean the same."""
+    """The base of as_strided and as_strided_scatter lies at the start of its buffer: in PyTorch their offset counts
+    from the start of the storage, here from the start of the value, and so both mean the same."""
     table = windows(graph)
     for node in graph.nodes:
         if node.op in ("aten::as_strided", "aten::as_strided_scatter"):

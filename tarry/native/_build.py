@@ -26,6 +26,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TextIO
 
+from tarry.config import config
 from tarry.errors import NativeBuildError
 from tarry.native import _toolchain
 from tarry.native._progress import Progress
@@ -50,15 +51,6 @@ class Extension:
 TARRY = Extension("tarry.native._tarry_native", Path(__file__).resolve().parent.parent / "csrc")
 
 
-def cache_directory() -> Path:
-    """Where built libraries live: `TARRY_CACHE_DIR`, else `tarry` in the user's cache directory."""
-    chosen = os.environ.get("TARRY_CACHE_DIR", "").strip()
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    base = os.environ.get("XDG_CACHE_HOME", "").strip() or "~/.cache"
-    return Path(base).expanduser().absolute() / "tarry"
-
-
 def _digest(*parts: str | bytes) -> str:
     """Hash of a sequence of strings; lengths are hashed too, so that moving a byte between two parts shows."""
     state = hashlib.sha256()
@@ -76,7 +68,7 @@ class Plan:
         if sys.platform != "linux":
             raise NativeBuildError(f"tarry runs on Linux; this is {sys.platform!r}")
         self.extension = extension
-        self.cache = cache_directory()
+        self.cache = config.cache_dir.expanduser().absolute()  # absolute: ninja runs elsewhere
         files = sorted(path for path in extension.sources.rglob("*") if path.is_file())
         self.contents = {path: path.read_bytes() for path in files if path.suffix in {".cpp", ".h", ".hpp", ".inc"}}
         self.units = [path for path in self.contents if path.suffix == ".cpp"]

@@ -4,7 +4,7 @@ from tarry.passes.common_subexpressions import merge_common_subexpressions
 from tarry.passes.dead_code import eliminate_dead_code
 from tarry.passes.functionalize import functionalize, kept_operators
 from tarry.passes.own_outputs import own_outputs
-from tarry.passes.pipeline import DEFAULT, Pass, Pipeline, Stages, run_pipeline
+from tarry.passes.pipeline import DEFAULT, Pass, Pipeline, Stages, run, run_pipeline
 from tarry.passes.views import recover_views
 
 __all__ = [
@@ -18,5 +18,6 @@ __all__ = [
     "merge_common_subexpressions",
     "own_outputs",
     "recover_views",
+    "run",
     "run_pipeline",
 ]

@@ -93,7 +93,8 @@ class Emitter:
             self.starts[result] = self.starts.get(value, 0)
             return result
         if not want.is_dense:
-            assert base is not None and base.type == want
+            assert base is not None
+            assert base.type == want
             window = (want.dtype, want.sizes, want.strides, 0)
             return self.builder.one(STRIDED_SCATTER, (base, value, *window), want, self.like)
         if want.is_contiguous:

@@ -2,13 +2,14 @@
 
 PyTorch has one for nearly all of them, under a name and with a schema that follow from the writing one's:
 `add_.Tensor` and `add.out` -> `add.Tensor`, `_foreach_add_.List` -> `_foreach_add.List`,
-`normal_` -> `normal_functional`, `_native_batch_norm_legit` -> `_native_batch_norm_legit_functional`. So they are found by
-comparing schemas, once per operator; there is no table to keep up to date.
+`normal_` -> `normal_functional`, `_native_batch_norm_legit` -> `_native_batch_norm_legit_functional`. So they are found
+by comparing schemas, once per operator; there is no table to keep up to date.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ class FunctionalForm:
     args: tuple[int | None, ...]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def functional_form(op: str) -> FunctionalForm | None:
     """The pure operator of a writing one, or None: it has none, or changes the tensor's metadata (`t_`, `resize_`)."""
     described = operator(op)
@@ -59,7 +60,11 @@ def _candidates(op: str) -> list[Operator]:
     """The pure operators of the names that a functional form may have."""
     namespace, _, rest = op.partition("::")
     base = rest.partition(".")[0]
-    names = [base.removesuffix("_"), f"{base.removesuffix('_')}_functional"]
+    dunder = re.fullmatch(r"__i?(\w+)__", base)
+    if dunder is not None:  # __ilshift__ and out= of __lshift__
+        names = [f"__{dunder[1]}__"]
+    else:
+        names = [base.removesuffix("_"), f"{base.removesuffix('_')}_functional"]
     found = []
     for name in names:
         packet = getattr(getattr(torch.ops, namespace), name, None)
@@ -77,14 +82,14 @@ def _matching(described: Operator, kept: list[int], candidate: Operator) -> tupl
     """Which argument each of the candidate's takes, or None if the schemas do not match."""
     wanted = [(described.arguments[k].name, described.arguments[k].type) for k in kept]
     offered = [(argument.name, argument.type) for argument in candidate.arguments]
-    if wanted == offered:
-        return tuple(kept)
+    position = {name: k for (name, _), k in zip(wanted, kept, strict=True)}
+    if sorted(wanted) == sorted(offered):
+        return tuple(position[name] for name, _ in offered)
     factory = any(argument.out for argument in described.arguments)
     plain = [item for item in offered if item[0] not in _OPTIONS]
     options = [argument for argument in candidate.arguments if argument.name in _OPTIONS]
     if not factory or plain != wanted or not all(_is_option(argument) for argument in options):
         return None
-    position = {name: k for (name, _), k in zip(wanted, kept, strict=True)}
     return tuple(position.get(name) for name, _ in offered)
 
 

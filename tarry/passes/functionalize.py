@@ -1,16 +1,16 @@
 """Replace operators that write to their arguments by pure ones: stage 'functional'.
 
-In a graph such operators are pure already (see ir.graph.Node), but under names that no compiler expects in a pure graph,
-and with rules of their own: an in-place result keeps the dtype and the strides of what it overwrites. Here that becomes
-explicit: the pure operator, then a cast and a change of layout where its result differs.
+In a graph such operators are pure already (see ir.graph.Node), but under names that no compiler expects in a pure
+graph, and with rules of their own: an in-place result keeps the dtype and the strides of what it overwrites. Here that
+becomes explicit: the pure operator, then a cast and a change of layout where its result differs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tarry.ir.errors import IRError
+from tarry.errors import IRError
 from tarry.ir.graph import HERE, Graph, GraphBuilder, Node, Number, Value, leaves, users
 from tarry.ir.infer import infer
 from tarry.ir.layout import TensorType
@@ -54,6 +54,7 @@ class _Functionalizer:
             # What a generator draws may depend on the strides it fills, and a pure operator has none with gaps to fill.
             return False
         special = _SPECIAL.get(node.op)
+        results: Sequence[Value | None]
         if special is not None:
             results = special(self.emit, args, node)
         else:
@@ -62,7 +63,7 @@ class _Functionalizer:
                 return False
             try:
                 results = self.call(form, args, node)
-            except IRError:  # no meta kernel to type it
+            except IRError:  # no meta kernel to type it, or results of other sizes (addbmm_ may resize)
                 return False
         old_contents = _written_args(node, args)
         fresh = len(node.outputs) - len(old_contents)
@@ -75,7 +76,7 @@ class _Functionalizer:
     def call(self, form: FunctionalForm, args: tuple[Any, ...], node: Node) -> tuple[Value | None, ...]:
         described = operator(form.op)
         options = {"dtype": node.results[0].type.dtype, "device": HERE}
-        given = [
+        given: list[Any] = [
             options.get(argument.name) if index is None else args[index]
             for index, argument in zip(form.args, described.arguments, strict=True)
         ]
@@ -87,8 +88,8 @@ class _Functionalizer:
             if types[0] is not None and types[0].dtype != wanted:
                 given[dtype] = wanted
                 types = infer(form.op, tuple(given))
-        if len(types) != len(node.outputs):
-            raise IRError(f"{form.op} has {len(types)} results where {node.op} has {len(node.outputs)}")
+        if _sizes(types) != _sizes([None if value is None else value.type for value in node.outputs]):
+            raise IRError(f"{form.op} has other results than {node.op}")
         # Strides of dimensions of size 1 are free: take the wanted ones.
         types = tuple(
             old.type if old is not None and new is not None and new.matches(old.type) else new
@@ -99,8 +100,6 @@ class _Functionalizer:
     def fit(self, old: Value, new: Value, content: Value | None) -> Value:
         """The new value in the type of the old one. Its strides do not matter if it is only scattered somewhere."""
         new = self.emit.cast(new, old.type.dtype)
-        if new.type.sizes != old.type.sizes:
-            raise IRError(f"functionalize: a result of {new.type} for {old.type} in {self.emit.like}")
         scattered = old not in self.returned and all(
             user.op == STRIDED_SCATTER and user.args[0] != old for user in self.users[old]
         )
@@ -112,6 +111,10 @@ class _Functionalizer:
             content = self.emit.full(TensorType.contiguous(old.type.dtype, (old.type.extent,)), 0)
             content = self.emit.view(content, "aten::as_strided", old.type.sizes, old.type.strides, 0)
         return self.emit.relayout(new, old.type, content)
+
+
+def _sizes(types: Sequence[TensorType | None]) -> list[tuple[int, ...] | None]:
+    return [None if type_ is None else type_.sizes for type_ in types]
 
 
 def _written_args(node: Node, args: tuple[Any, ...]) -> list[Value]:

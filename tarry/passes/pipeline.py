@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tarry.errors import IRError
 from tarry.ir.graph import Graph
 from tarry.ir.verify import verify
 from tarry.passes.common_subexpressions import merge_common_subexpressions
@@ -82,10 +83,22 @@ def run_pipeline(graph: Graph, pipeline: Pipeline = DEFAULT, *, check: bool | No
     return Stages(graphs)
 
 
+def run(graph: Graph, stage: str = "optimized", pipeline: Pipeline = DEFAULT, *, check: bool | None = None) -> Graph:
+    """A recorded graph at one stage; passes after that stage are not run."""
+    names = [step.name for step in pipeline.passes]
+    if stage == "recorded":
+        wanted = 0
+    elif stage == "optimized":
+        wanted = len(names)
+    elif stage in names:
+        wanted = names.index(stage) + 1
+    else:
+        raise ValueError(f"no stage {stage!r}; there are {', '.join(('recorded', *names, 'optimized'))}")
+    return run_pipeline(graph, Pipeline(pipeline.name, pipeline.passes[:wanted]), check=check).optimized
+
+
 def _check_signature(before: Graph, after: Graph, name: str) -> None:
     """A pass changes what is inside a graph, never its inputs, its numbers, or the types of its outputs."""
-    from tarry.ir.errors import IRError
-
     same = (
         [value.type for value in before.inputs] == [value.type for value in after.inputs]
         and before.numbers == after.numbers

@@ -176,9 +176,7 @@ def _arrived(chain: _Chain, want: Layout) -> None:
 
 def _walked(layout: Layout) -> list[int]:
     """The dimensions that move in memory, slowest first."""
-    return [
-        d for d in memory_order(layout.sizes, layout.strides) if layout.sizes[d] > 1 and layout.strides[d] > 0
-    ]
+    return [d for d in memory_order(layout.sizes, layout.strides) if layout.sizes[d] > 1 and layout.strides[d] > 0]
 
 
 def _coordinates(base: Layout, want: Layout) -> dict[int, int]:
@@ -221,9 +219,7 @@ def _by_index(chain: _Chain, want: Layout) -> None:
     coordinates = _coordinates(base, want)
     groups = _groups(base, want, walked, coordinates)
     if all(group.first == group.last and len(group.targets) == 1 for group in groups):
-        axes = [
-            _Axis(base.sizes[d], base.strides[d], coordinates.get(d, 0)) for d in range(len(base.sizes))
-        ]
+        axes = [_Axis(base.sizes[d], base.strides[d], coordinates.get(d, 0)) for d in range(len(base.sizes))]
         for group in groups:
             (target,) = group.targets
             axis = axes[walked[group.first]]

@@ -1,8 +1,9 @@
 """Recover view operators from the strided form: stage 'views'.
 
-After this pass a graph has no tarry operators: a `strided_view` is a short chain of PyTorch's view operators (the closed
-set in `ir.layout.VIEW_RULES`), and a `strided_scatter` is that chain undone, with `slice_scatter`, `select_scatter`,
-`diagonal_scatter` where a step drops elements. A write that covers the whole buffer needs its old content no more.
+After this pass a graph has no tarry operators: a `strided_view` is a short chain of PyTorch's view operators (the
+closed set in `ir.layout.VIEW_RULES`), and a `strided_scatter` is that chain undone, with `slice_scatter`,
+`select_scatter`, `diagonal_scatter` where a step drops elements. A write that covers the whole buffer needs its old
+content no more.
 
 A read through a window of a buffer that was just written is short-cut: through the same window it is what was written,
 through one that the write did not touch it reads what was there before.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tarry.ir.errors import IRError
+from tarry.errors import IRError
 from tarry.ir.graph import Graph, GraphBuilder, Node, Value
 from tarry.ir.layout import Layout, disjoint, is_injective
 from tarry.ir.operators import STRIDED_SCATTER, STRIDED_VIEW, view_of
@@ -92,9 +93,8 @@ class _Recovery:
         start, steps = self.plan(node, base, window)
         if any(step.op == "aten::expand" for step in steps):
             # Several indices share an element, so there is no inverse; PyTorch's own operator decides who wins.
-            start, steps = self.emit.at_start(base), (
-                Step("aten::as_strided", (window.sizes, window.strides, window.offset), window),
-            )
+            start = self.emit.at_start(base)
+            steps = (Step("aten::as_strided", (window.sizes, window.strides, window.offset), window),)
         # What the chain sees before each step. Only steps that drop elements need it; the rest dies as dead code.
         before = [start]
         for step in steps[:-1]:

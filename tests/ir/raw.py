@@ -15,9 +15,7 @@ RawLayout = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]
 F32 = torch.float32
 
 
-def layout(
-    *sizes: int, dtype: torch.dtype = F32, strides: tuple[int, ...] | None = None, offset: int = 0
-) -> RawLayout:
+def layout(*sizes: int, dtype: torch.dtype = F32, strides: tuple[int, ...] | None = None, offset: int = 0) -> RawLayout:
     return (dtype, sizes, contiguous_strides(sizes) if strides is None else strides, offset)
 
 
@@ -114,11 +112,13 @@ class Recorder(TorchDispatchMode):
         name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
         if any(ret.alias_info is not None and not ret.alias_info.is_write for ret in schema.returns):
             return func(*args, **(kwargs or {}))  # a view
+        if torch.Tag.inplace_view in func.tags:
+            return func(*args, **(kwargs or {}))  # changes sizes and strides of a tensor, not what a storage holds
         described = operator(name)
         given = dict(zip((argument.name for argument in described.arguments), args, strict=False)) | (kwargs or {})
         raw_args: list[Any] = []
         for argument in described.arguments:
-            value = given.get(argument.name, argument.default)
+            value = given.setdefault(argument.name, argument.default)
             if argument.type == "Optional[Generator]":
                 self.seed += 1
                 given[argument.name] = torch.Generator().manual_seed(self.seed)
@@ -134,8 +134,8 @@ class Recorder(TorchDispatchMode):
             for index in written_args
             for tensor in _tensors(given.get(described.arguments[index].name))
         ]
-        positional = [given[a.name] for a in described.arguments if not a.kwarg_only and a.name in given]
-        keyword = {a.name: given[a.name] for a in described.arguments if a.kwarg_only and a.name in given}
+        positional = [given[argument.name] for argument in described.arguments if not argument.kwarg_only]
+        keyword = {argument.name: given[argument.name] for argument in described.arguments if argument.kwarg_only}
         result = func(*positional, **keyword)
 
         outputs: list[Any] = []

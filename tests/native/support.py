@@ -21,9 +21,12 @@ PyMODINIT_FUNC PyInit__tiny() { return PyModule_Create(&module); }
 ANSWER = '#include "answer.h"\nlong answer() { return %d; }\n'
 HEADER = "#pragma once\nlong answer();\n"
 
+# `import tarry` itself is put off: it would build tarry's own native part in the test's empty cache.
 LOAD = """\
 import sys
 from pathlib import Path
+import tarry_command
+tarry_command.defer_package()
 from tarry.native._build import Extension
 from tarry.native._load import load
 print(load(Extension("tiny_package._tiny", Path(sys.argv[1]))).value())
@@ -67,5 +70,6 @@ def start_loading(extension: Extension, **environment: str) -> subprocess.Popen[
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **environment},
+        cwd=Path(__file__).resolve().parent.parent.parent,
         start_new_session=True,
     )

@@ -12,7 +12,7 @@ import pytest
 
 from tarry.errors import NativeBuildError
 from tarry.native import _toolchain
-from tarry.native._build import Extension, Plan, build, cache_directory
+from tarry.native._build import Extension, Plan, build
 from tarry.native._load import load
 from tests.native.support import ANSWER, tiny
 
@@ -228,14 +228,11 @@ def test_a_cache_that_cannot_be_written_names_the_variable(tmp_path: Path, monke
         build(tiny(tmp_path), stream=io.StringIO())
 
 
-def test_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TARRY_CACHE_DIR", "~/there")
-    assert cache_directory() == Path.home() / "there"
-    monkeypatch.delenv("TARRY_CACHE_DIR")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert cache_directory() == Path("/x/tarry")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_directory() == Path.home() / ".cache" / "tarry"
+def test_a_relative_cache_directory_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TARRY_CACHE_DIR", "here")
+    build(tiny(tmp_path), stream=io.StringIO())
+    assert list(tmp_path.glob("here/native/*/_tiny.so"))
 
 
 def test_jobs(monkeypatch: pytest.MonkeyPatch) -> None:

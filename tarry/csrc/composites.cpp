@@ -1,0 +1,113 @@
+// Composite operators that PyTorch would decompose badly on a custom device: they are decomposed here as they would be on
+// the real device, so that its fused kernels are reached.
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_fused_sdp_choice.h>
+#include <ATen/ops/_scaled_dot_product_attention_math.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
+#include <ATen/ops/_scaled_dot_product_efficient_attention.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/library.h>
+
+#include <limits>
+
+#include "graph.h"
+
+namespace tarry {
+namespace {
+
+// A tensor of the real device with the metadata of `tensor` and no memory: enough to ask which kernel would be chosen.
+at::Tensor stand_in(const at::Tensor& tensor) {
+  const c10::Device device = real_device();
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), 0, at::DataPtr(nullptr, device), /*allocator=*/nullptr, /*resizable=*/false);
+  const auto key = c10::computeDispatchKey(tensor.scalar_type(), c10::kStrided, device);
+  auto result = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)), c10::DispatchKeySet(key), tensor.dtype());
+  result.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides());
+  if (tensor.requires_grad()) {
+    result.set_requires_grad(true);
+  }
+  return result;
+}
+
+std::optional<at::Tensor> additive_mask(const std::optional<at::Tensor>& mask, const at::Tensor& query) {
+  if (!mask || !mask->defined() || mask->scalar_type() != at::kBool) {
+    return mask && mask->defined() ? mask : std::nullopt;
+  }
+  return at::zeros_like(*mask, query.options().dtype(query.scalar_type()))
+      .masked_fill_(mask->logical_not(), -std::numeric_limits<double>::infinity());
+}
+
+enum class Attention : int64_t { Math = 0, Flash = 1, Efficient = 2, Cudnn = 3 }; // PyTorch's SDPBackend
+
+at::Tensor attention(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
+    double dropout, bool causal, std::optional<double> scale, bool grouped) {
+  TORCH_CHECK(
+      query.device() == key.device() && key.device() == value.device(),
+      "Expected query, key, and value to have the same device type, but got query.device: ", query.device(),
+      " key.device: ", key.device(), " and value.device: ", value.device(), " instead.");
+  TORCH_CHECK(
+      query.scalar_type() == key.scalar_type() && key.scalar_type() == value.scalar_type(),
+      "Expected query, key, and value to have the same dtype, but got query.dtype: ", query.dtype(),
+      " key.dtype: ", key.dtype(), " and value.dtype: ", value.dtype(), " instead.");
+  TORCH_CHECK(
+      query.dim() >= 2 && key.dim() >= 2 && value.dim() >= 2,
+      "Expected query, key, and value to all be  at least 2 dimensional, but got query.dim: ", query.dim(),
+      " key.dim: ", key.dim(), " and value.dim: ", value.dim(), " instead.");
+  const bool has_mask = mask && mask->defined();
+  TORCH_CHECK(!(has_mask && causal), "_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True");
+  const auto choice = static_cast<Attention>(at::_fused_sdp_choice(
+      stand_in(query), stand_in(key), stand_in(value), has_mask ? std::make_optional(stand_in(*mask)) : std::nullopt, dropout,
+      causal, scale, grouped));
+  const auto bias = additive_mask(mask, query);
+  const bool needs_grad =
+      at::GradMode::is_enabled() && (query.requires_grad() || key.requires_grad() || value.requires_grad());
+  if (real_device().is_cpu()) {
+    if (choice == Attention::Flash) {
+      return std::get<0>(
+          at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout, causal, bias, scale));
+    }
+  } else if (choice == Attention::Flash) {
+    // The kernel wants the head dimension in multiples of 8; the scale is that of the true one.
+    const int64_t head = query.size(-1), missing = (8 - head % 8) % 8;
+    const double factor = scale ? *scale : 1.0 / std::sqrt(static_cast<double>(head));
+    auto pad = [missing](const at::Tensor& t) { return missing ? at::constant_pad_nd(t, {0, missing}) : t; };
+    auto out = std::get<0>(at::_scaled_dot_product_flash_attention(
+        pad(query), pad(key), pad(value), dropout, causal, /*return_debug_mask=*/false, factor));
+    return missing ? out.narrow(-1, 0, head) : out;
+  } else if (choice == Attention::Efficient && (!bias || bias->size(-1) % 16 == 0)) {
+    std::optional<at::Tensor> expanded;
+    if (bias) {
+      expanded = bias->expand({query.size(0), query.size(1), query.size(2), key.size(2)});
+    }
+    return std::get<0>(at::_scaled_dot_product_efficient_attention(
+        query, key, value, expanded, needs_grad, dropout, causal, scale));
+  } else if (choice == Attention::Cudnn) {
+    return std::get<0>(at::_scaled_dot_product_cudnn_attention(
+        query, key, value, bias, needs_grad, dropout, causal, /*return_debug_mask=*/false, scale));
+  }
+  return std::get<0>(at::_scaled_dot_product_attention_math(
+      query, key, value, bias, dropout, causal, /*dropout_mask=*/std::nullopt, scale, grouped));
+}
+
+int64_t attention_choice(
+    const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, double, bool,
+    std::optional<double>, bool) {
+  return static_cast<int64_t>(Attention::Math);
+}
+
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
+  m.impl("scaled_dot_product_attention", TORCH_FN(attention));
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("scaled_dot_product_attention", TORCH_FN(attention));
+  m.impl("_fused_sdp_choice", TORCH_FN(attention_choice));
+}
+
+} // namespace
+} // namespace tarry
