@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -33,13 +32,13 @@ def ratio(row: Mapping[str, float], reference: str) -> float | None:
 
 def show(title: str, samples: Samples, peers: Sequence[str], unit: str, notes: Sequence[str] = ()) -> None:
     """Print medians, the spread of each (half the distance between quartiles) and the ratios."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     table.add_column("case", no_wrap=True)
     for peer in peers:
         table.add_column(f"{peer}, {unit}", justify="right", no_wrap=True)
     references = [name for name in REFERENCES if name in peers and "tarry" in peers]
     for reference in references:
-        table.add_column(f"tarry/{reference}", justify="right", no_wrap=True)
+        table.add_column(f"tarry/\n{reference}", justify="right", no_wrap=True)
     for case, row in medians(samples).items():
         cells = [_cell(samples[case].get(peer, ())) for peer in peers]
         ratios = [ratio(row, reference) for reference in references]

@@ -122,8 +122,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         [peer.name for peer in peers],
         "µs",
         [
-            f"medians of {options.rounds} rounds of {options.length} operators on 8x8 tensors ± half the quartile range",
-            "+ grad: with requires_grad. eager computes, the others record; sync: a cached graph's run, per node",
+            f"medians of {options.rounds} rounds of {options.length} operators on 8x8 tensors ± half the quartile gap",
+            "eager computes, the others record; sync: a cached graph's run, per node",
         ],
     )
     if options.json:

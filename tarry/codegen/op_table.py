@@ -54,6 +54,7 @@ class OpEntry:
             self.shape_from_numbers,
             self.name == "aten::index.Tensor",
             base in TAKES_HOST_INDICES,
+            base in SHAPE_FROM_DEVICE,
         )
         return sum(1 << i for i, bit in enumerate(bits) if bit)
 
@@ -72,7 +73,7 @@ KERNELS = frozenset(
 CONVERSIONS = frozenset(
     """
     _to_copy lift lift_fresh _unsafe_view detach alias _reshape_copy _foreach_copy_ _pin_memory is_pinned
-    _lazy_clone resize_as_ _resize_output_ equal is_same_size item is_nonzero _assert_tensor_metadata
+    _lazy_clone unsafe_split unsafe_split_with_sizes resize_as_ _resize_output_ equal is_same_size item is_nonzero _assert_tensor_metadata
     """.split()
 )
 
@@ -91,6 +92,19 @@ RANDOM = frozenset({"native_dropout", "_fused_dropout", "rrelu_with_noise", "rre
 
 # Their numbers decide the shape of the output.
 SHAPE_FROM_NUMBERS = frozenset({"arange", "range"})
+
+# Their meta kernels promise other shapes than the CPU's kernels give.
+SHAPE_FROM_DEVICE = frozenset(
+    {
+        "_native_batch_norm_legit",
+        "_native_batch_norm_legit_no_training",
+        "_native_batch_norm_legit_functional",
+        "_batch_norm_with_update",
+        "_batch_norm_no_update",
+        "_embedding_bag",
+        "_embedding_bag_forward_only",
+    }
+)
 
 # torchgen's tags do not cover these: their output's shape depends on data.
 UNTAGGED_DYNAMIC = frozenset({"_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive", "_unique", "masked_select"})

@@ -3,13 +3,17 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/Resize.h>
 #include <ATen/native/TensorShape.h>
+#include <ATen/ops/_conj.h>
 #include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/_native_batch_norm_legit.h>
+#include <ATen/ops/_neg_view.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/conj_physical.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/neg.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_as_complex_native.h>
@@ -175,6 +179,20 @@ Operator* copy_operator() {
 at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   if (!is_tarry(self)) {
     return self.copy_(materialise(source, "copy to another device"), non_blocking);
+  }
+  if (self.is_conj() || self.is_neg()) {
+    // Write the conjugated (negated) source to what the view stands for.
+    at::Tensor plain = self, value = source;
+    if (plain.is_conj()) {
+      plain = at::_conj(plain);
+      value = at::conj_physical(value);
+    }
+    if (plain.is_neg()) {
+      plain = at::_neg_view(plain);
+      value = at::neg(value);
+    }
+    copy(plain, value, non_blocking);
+    return self;
   }
   if (is_tarry(source) || source.unsafeGetTensorImpl()->is_wrapped_number()) {
     torch::jit::Stack stack{self, source, non_blocking};

@@ -33,7 +33,8 @@ enum OperatorFlags : uint32_t {
   kShapeFromNumbers = 1u << 3, // Scalars decide the output's shape (arange)
   kMaskIndices = 1u << 4, // output shape depends on data if an index is a mask
   kHostIndices = 1u << 5, // takes index tensors that live on the host
-  kForcedEager = 1u << 6, // the user wants it run eagerly (tarry.config.force_fallback)
+  kShapeFromDevice = 1u << 6, // the meta kernel promises other shapes than the real device's kernel gives
+  kForcedEager = 1u << 16, // the user wants it run eagerly (tarry.config.force_fallback)
 };
 
 struct Operator {

@@ -1,9 +1,13 @@
 #include "record.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/_conj.h>
+#include <ATen/ops/_neg_view.h>
+#include <ATen/ops/conj_physical.h>
+#include <ATen/ops/neg.h>
 
 #include <atomic>
+#include <deque>
 
 #include "generator.h"
 #include "hooks.h"
@@ -22,6 +26,20 @@ struct TensorArgument {
   bool is_mutable;
 };
 
+// Conjugation and negation that PyTorch only notes on the tensor. Nodes read storages, which know nothing of it.
+constexpr c10::DispatchKeySet kLazyBits({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
+
+at::Tensor without_lazy_bits(const at::Tensor& tensor) {
+  at::Tensor result = tensor;
+  if (result.is_conj()) {
+    result = at::conj_physical(at::_conj(result));
+  }
+  if (result.is_neg()) {
+    result = at::neg(at::_neg_view(result));
+  }
+  return result;
+}
+
 // One look over the arguments: what they are, and the hash of all that identifies the call but its tensors' values.
 struct Scan {
   explicit Scan(const Operator& op) : op(op), hash(op.hash) {}
@@ -31,9 +49,10 @@ struct Scan {
   c10::SmallVector<TensorArgument, 4> tensors;
   c10::SmallVector<int16_t, 8> slots;
   c10::SmallVector<c10::IValue, 4> constants;
-  c10::SmallVector<at::Tensor, 1> uploaded; // keeps them alive
+  std::deque<at::Tensor> uploaded; // stand-ins for arguments that cannot be recorded as they are; addresses stay valid
   DeviceState* state = nullptr;
   const char* eager_reason = nullptr;
+  bool writes_through_lazy_bits = false;
 
   void argument(const c10::IValue& value, const Argument& declared);
   void tensor(const at::Tensor& tensor, bool is_mutable);
@@ -51,6 +70,13 @@ void Scan::tensor(const at::Tensor& tensor, bool is_mutable) {
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   if (C10_UNLIKELY(impl->device_type() != c10::DeviceType::PrivateUse1)) {
     return host_tensor(tensor, is_mutable);
+  }
+  if (C10_UNLIKELY(impl->key_set().has_any(kLazyBits))) {
+    if (is_mutable) {
+      writes_through_lazy_bits = true;
+    }
+    uploaded.push_back(without_lazy_bits(tensor));
+    return this->tensor(uploaded.back(), is_mutable);
   }
   TarryStorage* storage = storage_of(impl);
   TORCH_CHECK(
@@ -451,6 +477,39 @@ c10::IValue make_result(
   return {};
 }
 
+// Writes through a conjugated or negated view: the operator works on a plain copy, which is then copied back.
+void record_on_copies(const Operator& op, torch::jit::Stack* stack) {
+  const auto arguments = torch::jit::last(*stack, op.arguments.size());
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
+  auto plain = [&](const c10::IValue& value) -> c10::IValue {
+    if (!value.isTensor() || !value.toTensor().defined() || !value.toTensor().key_set().has_any(kLazyBits)) {
+      return value;
+    }
+    copies.emplace_back(value.toTensor(), without_lazy_bits(value.toTensor()));
+    return copies.back().second;
+  };
+  torch::jit::Stack call;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    TORCH_CHECK(
+        op.arguments[i].kind != ArgKind::TensorList || !op.arguments[i].is_mutable,
+        "tarry: ", op.name, " cannot write to a list with conjugated or negated views; call .resolve_conj() on them first");
+    call.push_back(op.arguments[i].kind == ArgKind::Tensor && op.arguments[i].is_mutable ? plain(arguments[i]) : arguments[i]);
+  }
+  record(op, &call);
+  for (auto& [original, copy] : copies) {
+    original.copy_(copy);
+    for (c10::IValue& result : call) {
+      if (result.isTensor() && result.toTensor().is_same(copy)) {
+        result = original;
+      }
+    }
+  }
+  torch::jit::drop(*stack, op.arguments.size());
+  for (c10::IValue& result : call) {
+    stack->push_back(std::move(result));
+  }
+}
+
 } // namespace
 
 void record(const Operator& op, torch::jit::Stack* stack) {
@@ -458,8 +517,14 @@ void record(const Operator& op, torch::jit::Stack* stack) {
   const size_t count = op.arguments.size();
   const auto arguments = torch::jit::last(*stack, count);
   Scan scan(op);
+  if (C10_UNLIKELY(op.has(kShapeFromDevice))) {
+    scan.hash = mix(scan.hash, static_cast<uint64_t>(real_device().type()));
+  }
   for (size_t i = 0; i < count; ++i) {
     scan.argument(arguments[i], op.arguments[i]);
+  }
+  if (C10_UNLIKELY(scan.writes_through_lazy_bits)) {
+    return record_on_copies(op, stack);
   }
   if (C10_UNLIKELY(!scan.state)) {
     scan.state = &device_state(-1);

@@ -194,6 +194,11 @@ bool is_not_implemented(const std::exception_ptr& error) {
 
 std::unique_ptr<Signature> infer_signature(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
   std::exception_ptr meta_error;
+  if (op.has(kShapeFromDevice)) {
+    if (auto signature = try_on(real_device(), op, arguments, meta_error)) {
+      return signature;
+    }
+  }
   if (auto signature = try_on(c10::Device(c10::kMeta), op, arguments, meta_error)) {
     return signature;
   }

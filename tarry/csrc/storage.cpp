@@ -1,4 +1,6 @@
 #include <ATen/EmptyTensor.h>
+#include <ATen/ops/_conj.h>
+#include <ATen/ops/_neg_view.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
@@ -79,6 +81,12 @@ TarryStorage::TarryStorage(DeviceState* state, const Layout* home, size_t nbytes
       home(home) {}
 
 void TarryStorage::leave() {
+  if (in_bad_fork()) {
+    // The lock may have been held when the process was forked. Whatever is left here dies with the child.
+    value.node.release();
+    leaf.release();
+    return;
+  }
   Graveyard graveyard;
   std::lock_guard<std::mutex> guard(state->mutex);
   if (claim) {
@@ -255,10 +263,17 @@ at::Tensor settle(TarryStorage* storage, const char* reason) {
 
 } // namespace
 
+at::Tensor with_lazy_bits(at::Tensor real, const at::Tensor& tensor) {
+  if (tensor.is_conj()) {
+    real = at::_conj(real);
+  }
+  return tensor.is_neg() ? at::_neg_view(real) : real;
+}
+
 at::Tensor materialise(const at::Tensor& tensor, const char* reason) {
   TarryStorage* storage = storage_of(tensor.unsafeGetTensorImpl());
   TORCH_CHECK(storage, "tarry: this tensor has no dense storage; tarry supports strided tensors only");
-  return view_as_layout(settle(storage, reason), layout_of(tensor.unsafeGetTensorImpl()));
+  return with_lazy_bits(view_as_layout(settle(storage, reason), layout_of(tensor.unsafeGetTensorImpl())), tensor);
 }
 
 at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason) {
@@ -280,7 +295,7 @@ at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason) {
     set_data(storage, copy, graveyard);
     data = copy;
   }
-  return view_as_layout(data, layout_of(tensor.unsafeGetTensorImpl()));
+  return with_lazy_bits(view_as_layout(data, layout_of(tensor.unsafeGetTensorImpl())), tensor);
 }
 
 } // namespace tarry

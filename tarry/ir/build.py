@@ -68,12 +68,16 @@ class _FromRaw:
     def run(self) -> Graph:
         for number, (kind, dtype) in zip(self.raw["numbers"], self._number_kinds(), strict=True):
             self.numbers.append(self.builder.number(kind, dtype, number))
-        for layout in self.raw["inputs"]:
-            self.values.append(self.builder.input(_layout(layout).type))
+        inputs = [self.builder.input(_layout(layout).type) for layout in self.raw["inputs"]]
+        self.values.extend(inputs)
         for node in self.raw["nodes"]:
             self._node(node)
         outputs = [self._value(id_, "an output of the graph") for id_ in self.raw["outputs"]]
-        replaces = [None if index < 0 else index for index in self.raw["replaces"]]
+        # A storage that out= resized no longer fits the buffer it had.
+        replaces = [
+            index if index >= 0 and inputs[index].type == value.type else None
+            for value, index in zip(outputs, self.raw["replaces"], strict=True)
+        ]
         return self.builder.finish(outputs, replaces)
 
     def _number_kinds(self) -> list[tuple[NumberKind, torch.dtype]]:

@@ -309,6 +309,8 @@ def _unsqueeze(x: Layout, dim: int) -> Layout | None:
 
 
 def _squeeze(x: Layout, dim: int) -> Layout | None:
+    if not x.sizes and dim == 0:
+        return x
     if not 0 <= dim < len(x.sizes):
         return None
     if x.sizes[dim] != 1:

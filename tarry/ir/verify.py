@@ -241,11 +241,12 @@ def _(graph: Graph) -> Iterator[Problem]:
     """An operator that writes without saying so in its schema only stands where it does not: batch norm without
     training, or without running statistics."""
     for node in graph.nodes:
-        if node.op in HIDDEN_WRITES:
+        honest = HIDDEN_WRITES.get(node.op.partition(".")[0])
+        if honest is not None:
             described = operator(node.op)
             training = node.args[described.index_of("training")]
             if training and node.args[described.index_of("running_mean")] is not None:
-                yield Problem(f"{node.op} updates running statistics in training: use {HIDDEN_WRITES[node.op]}", node)
+                yield Problem(f"{node.op} updates running statistics in training: use {honest}", node)
 
 
 # --- views -----------------------------------------------------------------------------------------------------------

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from tarry.errors import IRError
 from tarry.ir.graph import HERE, Graph, GraphBuilder, Node, Number, Value, leaves, users
 from tarry.ir.infer import infer
 from tarry.ir.layout import TensorType
-from tarry.ir.operators import STRIDED_SCATTER, operator
+from tarry.ir.operators import STRIDED_SCATTER, operator, overload
 from tarry.passes.emit import Emitter
 from tarry.passes.functional_forms import FunctionalForm, functional_form
 
@@ -50,9 +52,6 @@ class _Functionalizer:
 
     def rewrite(self, node: Node) -> bool:
         args = self.builder.resolve(node.args)
-        if operator(node.op).random and not all(value.type.is_dense for value in node.results):
-            # What a generator draws may depend on the strides it fills, and a pure operator has none with gaps to fill.
-            return False
         special = _SPECIAL.get(node.op)
         results: Sequence[Value | None]
         if special is not None:
@@ -63,7 +62,7 @@ class _Functionalizer:
                 return False
             try:
                 results = self.call(form, args, node)
-            except IRError:  # no meta kernel to type it, or results of other sizes (addbmm_ may resize)
+            except IRError:  # no meta kernel to type it, or it says that the two differ
                 return False
         old_contents = _written_args(node, args)
         fresh = len(node.outputs) - len(old_contents)
@@ -88,8 +87,15 @@ class _Functionalizer:
             if types[0] is not None and types[0].dtype != wanted:
                 given[dtype] = wanted
                 types = infer(form.op, tuple(given))
-        if _sizes(types) != _sizes([None if value is None else value.type for value in node.outputs]):
+        kinds = [None if value is None else value.type for value in node.outputs]
+        if _sizes(types) != _sizes(kinds):
             raise IRError(f"{form.op} has other results than {node.op}")
+        if not _is_pointwise(form.op) and _dtypes(types) != _dtypes(kinds):
+            raise IRError(f"{node.op} accumulates in the dtype of what it writes, {form.op} in another")
+        if operator(form.op).random and not all(
+            old is None or (new is not None and new.matches(old)) for old, new in zip(kinds, types, strict=True)
+        ):
+            raise IRError(f"{node.op} draws in the order of the strides that it fills, {form.op} in another")
         # Strides of dimensions of size 1 are free: take the wanted ones.
         types = tuple(
             old.type if old is not None and new is not None and new.matches(old.type) else new
@@ -115,6 +121,15 @@ class _Functionalizer:
 
 def _sizes(types: Sequence[TensorType | None]) -> list[tuple[int, ...] | None]:
     return [None if type_ is None else type_.sizes for type_ in types]
+
+
+def _dtypes(types: Sequence[TensorType | None]) -> list[torch.dtype | None]:
+    return [None if type_ is None else type_.dtype for type_ in types]
+
+
+def _is_pointwise(op: str) -> bool:
+    """Whether a result of another dtype is the same as a cast of the result: not so where many elements make one."""
+    return op.startswith("aten::_foreach_") or torch.Tag.pointwise in overload(op).tags
 
 
 def _written_args(node: Node, args: tuple[Any, ...]) -> list[Value]:

@@ -88,7 +88,7 @@ class Writer:
                 "{0}.clone()", "{0} + {0}", "{0}.contiguous().clone()", "{0}.flip(0) if {0}.dim() else {0}.clone()", "torch.zeros_like({0})",
                 "torch.cat([{0}.flatten(), {0}.flatten()])", "{0}.to(torch.float64) if not {0}.is_complex() else {0} * 2",
                 "{0}.new_ones({0}.shape)", "torch.empty_like({0}).copy_({0})", "{0}.clone(memory_format=torch.contiguous_format)",
-                "{0}.cpu().to(D)", "{0}.sum(0) if {0}.dim() else {0} * {0}",
+                "{0}.detach().clone().cpu().to(D)", "{0}.sum(0) if {0}.dim() else {0} * {0}",
             )
         ).format(source)  # fmt: skip
         name = self.world.fresh()
@@ -172,7 +172,7 @@ class Writer:
             self.world.run("cut()")
         elif kind == 1:
             self.world.check_value(source)
-        elif self.world[source].numel():
+        elif self.world[source].numel() and self.world.usable(source):
             text = f"{source}.flatten()[-1].item()" if kind == 2 else f"{source}.tolist()"
             if self.world.run(f"r = {text}"):
                 self.world.check_variable("r")

@@ -99,6 +99,10 @@ class World:
         """Run a line on both sides; True when it ran, False when both refused it."""
         self.lines.append(line)
         cpu_error = self._exec(line, self.cpu)
+        if isinstance(cpu_error, NotImplementedError):
+            # A kernel that the real device lacks for a dtype: only running it can tell, so the device says so later.
+            self.lines[-1] = f"# not implemented in eager: {line}"
+            return False
         dev_error = self._exec(line, self.dev)
         if type(cpu_error) is not type(dev_error):
             raise AssertionError(

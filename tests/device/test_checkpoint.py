@@ -44,6 +44,7 @@ def test_regions_of_one_level(use_reentrant: bool) -> None:
         assert current_region() == 0
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs")  # the inner reentrant checkpoint's forward runs without grad
 @both_kinds
 def test_nested_regions_are_told_apart(use_reentrant: bool) -> None:
     seen: list[tuple[str, int]] = []
@@ -148,3 +149,43 @@ def test_installing_twice_wraps_once() -> None:
     before = torch_checkpoint.CheckpointFunction.backward, torch_checkpoint._recomputation_hook
     ours.install(lambda region: 0)
     assert (torch_checkpoint.CheckpointFunction.backward, torch_checkpoint._recomputation_hook) == before
+
+
+@both_kinds
+def test_recomputation_is_not_merged_with_forward(use_reentrant: bool) -> None:
+    import tarry
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return x.tanh().sin()
+
+    def times_computed(y: torch.Tensor, x: torch.Tensor) -> int:
+        y.sum().backward()
+        assert x.grad is not None
+        return tarry.explain(y, x.grad, stage="optimized").count("aten::tanh(")
+
+    x = leaf()
+    assert times_computed(block(x), x) == 1
+    x = leaf()
+    assert times_computed(checkpoint(block, x, use_reentrant=use_reentrant), x) == 2
+
+
+@both_kinds
+def test_every_step_finds_the_same_program(use_reentrant: bool) -> None:
+    from tarry.events import expect
+
+    layer = torch.nn.Linear(3, 3).to("tarry")
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda x: layer(x).tanh(), x, use_reentrant=use_reentrant)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        block(block(leaf())).sum().backward()
+        optimizer.step()
+
+    step()
+    step()
+    with expect(compiles=0, fallbacks=0):
+        for _ in range(3):
+            step()

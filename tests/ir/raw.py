@@ -71,6 +71,7 @@ class _Storage:
         self.value = value
         self.is_input = is_input
         self.home = _home(tensor)
+        self.first_home = self.home
         self.before = self.content().clone() if is_input else None
 
     def content(self) -> torch.Tensor:
@@ -80,8 +81,8 @@ class _Storage:
 
     def original(self) -> torch.Tensor:
         assert self.before is not None
-        _, sizes, strides, _ = self.home
-        return torch.empty_strided(sizes, strides, dtype=self.home[0]).copy_(self.before)
+        dtype, sizes, strides, _ = self.first_home
+        return torch.empty_strided(sizes, strides, dtype=dtype).copy_(self.before)
 
 
 def _home(tensor: torch.Tensor) -> RawLayout:
@@ -115,6 +116,8 @@ class Recorder(TorchDispatchMode):
         if torch.Tag.inplace_view in func.tags:
             return func(*args, **(kwargs or {}))  # changes sizes and strides of a tensor, not what a storage holds
         described = operator(name)
+        if any(returned not in ("Tensor", "List[Tensor]") for returned in described.returns):
+            return func(*args, **(kwargs or {}))  # .item(), profiler's marks
         given = dict(zip((argument.name for argument in described.arguments), args, strict=False)) | (kwargs or {})
         raw_args: list[Any] = []
         for argument in described.arguments:
@@ -130,13 +133,17 @@ class Recorder(TorchDispatchMode):
         hidden = HIDDEN_WRITES.get(name) if given.get("training") and given.get("running_mean") is not None else None
         written_args = operator(hidden).written if hidden else described.written
         written = [
-            self.storages[tensor.untyped_storage()._cdata]
+            (self.storages[tensor.untyped_storage()._cdata], tensor)
             for index in written_args
             for tensor in _tensors(given.get(described.arguments[index].name))
         ]
         positional = [given[argument.name] for argument in described.arguments if not argument.kwarg_only]
         keyword = {argument.name: given[argument.name] for argument in described.arguments if argument.kwarg_only}
+        sizes_before = [tensor.shape for _, tensor in written]
         result = func(*positional, **keyword)
+        for (storage, tensor), sizes in zip(written, sizes_before, strict=True):
+            if tensor.shape != sizes:  # an out= argument that was resized
+                storage.home = _home(tensor)
 
         outputs: list[Any] = []
         values: list[Any] = []
@@ -153,7 +160,7 @@ class Recorder(TorchDispatchMode):
                 self.storages[tensor.untyped_storage()._cdata] = storage
                 outputs.append(storage.home)
         mutated: list[list[int]] = []
-        for storage in dict.fromkeys(written):
+        for storage in dict.fromkeys(storage for storage, _ in written):
             mutated.append(storage.value)
             storage.value = [-1]
             values.append(storage.value)
@@ -217,7 +224,7 @@ class Recorder(TorchDispatchMode):
         ]
         inputs = [storage for storage in self.storages.values() if storage.is_input]
         return {
-            "inputs": [storage.home for storage in inputs],
+            "inputs": [storage.first_home for storage in inputs],
             "nodes": [
                 {
                     **{key: item for key, item in node.items() if key != "values"},
@@ -256,5 +263,8 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal dtype, sizes and bits: NaN equals itself, 0.0 is not -0.0."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    a, b = a.resolve_conj().contiguous(), b.resolve_conj().contiguous()
-    return torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
+    return torch.equal(_bits(a), _bits(b))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.numel(), dtype=tensor.dtype).view(tensor.shape).copy_(tensor).flatten().view(torch.uint8)

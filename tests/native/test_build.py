@@ -51,6 +51,7 @@ def test_builds_loads_and_then_is_quiet(tmp_path: Path, cache: Path) -> None:
     assert not list(cache.glob("native/*/build-*")), "the temporary directory is left"
 
 
+@pytest.mark.slow
 def test_pybind11_and_torch_headers_are_found(tmp_path: Path) -> None:
     (tmp_path / "csrc").mkdir()
     (tmp_path / "csrc" / "m.cpp").write_text(
