@@ -71,6 +71,7 @@ def demo(*, steps: int, device: str, backend: str, seed: int, quiet: bool) -> in
     except BackendError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    torch.set_num_threads(1)  # the model is too small to gain from more, and on a busy machine they wait for each other
     corpus = text(seed)
     start = Batches(corpus, size=BATCH, context=GPTConfig.context, seed=seed)
     torch.manual_seed(seed)

@@ -65,7 +65,7 @@ KERNELS = frozenset(
     empty.memory_format empty_strided _efficientzerotensor as_strided view _reshape_alias unfold view_as_real
     view_as_complex set_.source_Storage set_.source_Storage_storage_offset set_.source_Tensor set_ is_set_to resize_
     _has_compatible_shallow_copy_type copy_ _copy_from _copy_from_and_resize _local_scalar_dense record_stream
-    native_batch_norm _fused_sdp_choice scaled_dot_product_attention
+    native_batch_norm _fused_sdp_choice scaled_dot_product_attention _thnn_fused_lstm_cell _thnn_fused_gru_cell histc
     """.split()
 )
 

@@ -119,7 +119,7 @@ std::vector<at::Tensor> Batch::inputs() const {
   std::vector<at::Tensor> tensors;
   for (const NodePtr& node : order) {
     if (node->is_leaf()) {
-      tensors.push_back(node->data);
+      tensors.push_back(on_real_device(node->data));
     } else if (node->results) {
       tensors.insert(tensors.end(), node->results->begin(), node->results->end());
     }

@@ -1,6 +1,7 @@
 // Composite operators that PyTorch would decompose badly on a custom device: they are decomposed here as they would be on
 // the real device, so that its fused kernels are reached.
 #include <ATen/EmptyTensor.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/_scaled_dot_product_attention_math.h>
@@ -9,12 +10,13 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/histc.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
 #include <limits>
 
-#include "graph.h"
+#include "record.h"
 
 namespace tarry {
 namespace {
@@ -100,11 +102,53 @@ int64_t attention_choice(
   return static_cast<int64_t>(Attention::Math);
 }
 
+// ---- recurrent cells: PyTorch takes the fused kernels for any custom device, and only CUDA has them
+
+at::Tensor with_bias(const at::Tensor& gates, const std::optional<at::Tensor>& bias) {
+  return bias && bias->defined() ? gates + *bias : gates;
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell(
+    const at::Tensor& input_gates, const at::Tensor& hidden_gates, const at::Tensor& cell,
+    const std::optional<at::Tensor>& input_bias, const std::optional<at::Tensor>& hidden_bias) {
+  const auto gates = (with_bias(input_gates, input_bias) + with_bias(hidden_gates, hidden_bias)).chunk(4, 1);
+  const auto next_cell = gates[1].sigmoid() * cell + gates[0].sigmoid() * gates[2].tanh();
+  return {gates[3].sigmoid() * next_cell.tanh(), next_cell, at::Tensor()};
+}
+
+std::tuple<at::Tensor, at::Tensor> gru_cell(
+    const at::Tensor& input_gates, const at::Tensor& hidden_gates, const at::Tensor& hidden,
+    const std::optional<at::Tensor>& input_bias, const std::optional<at::Tensor>& hidden_bias) {
+  const auto from_input = with_bias(input_gates, input_bias).chunk(3, 1);
+  const auto from_hidden = with_bias(hidden_gates, hidden_bias).chunk(3, 1);
+  const auto reset = (from_hidden[0] + from_input[0]).sigmoid();
+  const auto update = (from_hidden[1] + from_input[1]).sigmoid();
+  const auto candidate = (from_input[2] + from_hidden[2] * reset).tanh();
+  return {(hidden - candidate) * update + candidate, at::Tensor()};
+}
+
+// ---- integers in histc: programs written for accelerators rely on it, and the CPU's kernel has none
+
+at::Tensor histc(const at::Tensor& self, int64_t bins, const at::Scalar& low, const at::Scalar& high) {
+  if (real_device().is_cpu() && c10::isIntegralType(self.scalar_type(), /*includeBool=*/false)) {
+    return at::histc(self.to(at::kDouble), bins, low, high).to(self.scalar_type());
+  }
+  static const Operator* op = find_operator("aten::histc", "");
+  torch::jit::Stack stack{self, bins, low, high};
+  record(*op, &stack);
+  return stack[0].toTensor();
+}
+
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
+  m.impl("_thnn_fused_lstm_cell", TORCH_FN(lstm_cell));
+  m.impl("_thnn_fused_gru_cell", TORCH_FN(gru_cell));
   m.impl("scaled_dot_product_attention", TORCH_FN(attention));
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("_thnn_fused_lstm_cell", TORCH_FN(lstm_cell));
+  m.impl("_thnn_fused_gru_cell", TORCH_FN(gru_cell));
+  m.impl("histc", TORCH_FN(histc));
   m.impl("scaled_dot_product_attention", TORCH_FN(attention));
   m.impl("_fused_sdp_choice", TORCH_FN(attention_choice));
 }

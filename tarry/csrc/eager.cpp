@@ -183,8 +183,7 @@ void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reaso
       impl->set_sizes_and_strides(layout->sizes, layout->strides, layout->offset);
       Graveyard graveyard;
       std::lock_guard<std::mutex> guard(storage->state->mutex);
-      storage->home = layout;
-      storage->set_nbytes(layout->nbytes);
+      storage->become(layout);
       set_data(storage, real.real[i], graveyard);
     }
   }

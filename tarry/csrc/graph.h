@@ -104,6 +104,9 @@ struct TarryStorage final : c10::StorageImpl {
   ~TarryStorage() override;
   void release_resources() override;
 
+  // Takes on another home layout and its size; the contents are the caller's affair.
+  void become(const Layout* layout);
+
   DeviceState* const state;
   const Layout* home;
   at::Tensor data;
@@ -170,6 +173,9 @@ at::Tensor materialise(const at::Tensor& tensor, const char* reason);
 // As above, for writing: nobody else sees the buffer.
 at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason);
 at::Tensor view_as_layout(const at::Tensor& home, const Layout* layout);
+
+// Data made by a backend on another device are moved when they are next needed.
+at::Tensor on_real_device(at::Tensor data);
 
 c10::Device real_device();
 void set_real_device(c10::Device device);

@@ -77,7 +77,7 @@ class Interpreter {
 
 void Interpreter::load(Node& node) {
   if (node.is_leaf()) {
-    values_[node.first_slot] = std::move(node.data);
+    values_[node.first_slot] = on_real_device(std::move(node.data));
   } else {
     for (size_t i = 0; i < node.results->size(); ++i) {
       values_[node.first_slot + i] = std::move((*node.results)[i]);
@@ -248,12 +248,6 @@ void Interpreter::execute(Node& node) {
   written_.clear();
 }
 
-bool is_out_of_memory(const std::exception& error) {
-  return dynamic_cast<const c10::OutOfMemoryError*>(&error) ||
-      std::string_view(error.what()).find("can't allocate memory") != std::string_view::npos ||
-      dynamic_cast<const std::bad_alloc*>(&error);
-}
-
 bool Interpreter::try_execute(Node& node) {
   const auto where = [&node] { return "while executing " + node.op->name + ", recorded at " + describe_site(node.site); };
   const auto keep_buffers = [&] {
@@ -272,9 +266,6 @@ bool Interpreter::try_execute(Node& node) {
   } catch (c10::Error& error) {
     keep_buffers();
     error.add_context(where());
-    if (is_out_of_memory(error)) {
-      throw;
-    }
     node.error = std::make_shared<std::string>(error.what_without_backtrace());
     failure_ = failure_ ? failure_ : std::current_exception();
   } catch (python_error& error) {
@@ -283,11 +274,7 @@ bool Interpreter::try_execute(Node& node) {
     failure_ = failure_ ? failure_ : std::current_exception();
   } catch (std::exception& error) {
     keep_buffers();
-    node.error = std::make_shared<std::string>(std::string(error.what()) + "\n" + where());
-    if (is_out_of_memory(error)) {
-      node.error.reset();
-      throw;
-    }
+    node.error = std::make_shared<std::string>(std::string(error.what()) + " (" + where() + ")");
     failure_ = failure_ ? failure_ : std::make_exception_ptr(c10::Error({__func__, __FILE__, __LINE__}, *node.error));
   }
   return false;
@@ -397,7 +384,7 @@ void Interpreter::run() {
       }
     }
   } catch (...) {
-    // Out of memory, or interrupted: everything is still pending, and nothing is lost.
+    // Interrupted: everything is still pending, and nothing is lost.
     std::lock_guard<std::mutex> guard(batch_.state->mutex);
     keep_results();
     throw;

@@ -153,8 +153,7 @@ const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef size, std::opti
     TarryStorage* storage = storage_of(impl);
     std::unique_lock<std::mutex> lock(storage->state->mutex);
     if (layout->dense && !storage->value.node && !storage->data.defined()) {
-      storage->home = layout; // nothing written yet: it simply becomes a storage of this layout
-      storage->set_nbytes(layout->nbytes);
+      storage->become(layout); // nothing written yet: it simply becomes a storage of this layout
     } else {
       lock.unlock();
       resize_storage(storage, layout->nbytes);
@@ -205,7 +204,6 @@ at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) 
       source.layout() == at::kStrided,
       "tarry supports strided (dense) tensors only, not ", source.layout(), ". Call .to_dense() before .to(\"tarry\").");
   if (storage->home->describes(self.unsafeGetTensorImpl())) {
-    check_fork();
     mark_used();
     const Layout* home = storage->home;
     at::Tensor real = at::empty_strided(home->sizes, home->strides, at::TensorOptions().dtype(home->dtype).device(real_device()));
@@ -271,26 +269,13 @@ void record_unlisted(const c10::OperatorHandle& handle, c10::DispatchKeySet /*ke
 
 // ---- storages that PyTorch makes by itself (UntypedStorage, torch.load)
 
-struct NoAllocator final : c10::Allocator {
-  at::DataPtr allocate(size_t /*nbytes*/) override {
-    return at::DataPtr(nullptr, c10::Device(c10::DeviceType::PrivateUse1, current_device()));
-  }
-  void copy_data(void* /*destination*/, const void* /*source*/, std::size_t /*count*/) const override {
-    TORCH_CHECK(false, "tarry: memory on this device has no address; copy tensors instead");
-  }
-};
-
 c10::intrusive_ptr<c10::StorageImpl> make_storage(
     c10::StorageImpl::use_byte_size_t, c10::SymInt size, c10::DataPtr /*data*/, c10::Allocator* /*allocator*/, bool /*resizable*/) {
-  check_fork();
   mark_used();
   const int64_t nbytes = size.expect_int();
   return c10::make_intrusive<TarryStorage>(
       &device_state(-1), flat_layout(at::kByte, nbytes), static_cast<size_t>(nbytes));
 }
-
-NoAllocator no_allocator;
-REGISTER_ALLOCATOR(c10::DeviceType::PrivateUse1, &no_allocator);
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&record_unlisted>());
@@ -350,8 +335,7 @@ void resize_storage(c10::StorageImpl* raw, size_t nbytes) {
   Graveyard graveyard;
   std::lock_guard<std::mutex> guard(storage->state->mutex);
   set_data(storage, std::move(fresh), graveyard);
-  storage->home = home;
-  storage->set_nbytes(nbytes);
+  storage->become(home);
 }
 
 } // namespace tarry

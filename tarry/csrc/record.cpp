@@ -388,8 +388,7 @@ void resize_mutated(const Scan& scan, const Signature& signature) {
         "tarry: ", scan.op.name, " would resize a view of a larger tensor; give it an output of the right shape, ",
         layout->sizes, ", or an empty one");
     argument.tensor->unsafeGetTensorImpl()->set_sizes_and_strides(layout->sizes, layout->strides, layout->offset);
-    argument.storage->home = layout;
-    argument.storage->set_nbytes(layout->nbytes);
+    argument.storage->become(layout);
   }
 }
 

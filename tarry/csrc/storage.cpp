@@ -80,6 +80,14 @@ TarryStorage::TarryStorage(DeviceState* state, const Layout* home, size_t nbytes
       state(state),
       home(home) {}
 
+void TarryStorage::become(const Layout* layout) {
+  if (layout->nbytes > nbytes()) {
+    set_data_ptr_noswap(at::DataPtr(claim_address_range(layout->nbytes), device()));
+  }
+  home = layout;
+  set_nbytes(layout->nbytes);
+}
+
 void TarryStorage::leave() {
   if (in_bad_fork()) {
     // The lock may have been held when the process was forked. Whatever is left here dies with the child.
@@ -157,7 +165,6 @@ at::Tensor make_tensor(DeviceState& state, const Layout* layout, StoragePtr stor
 }
 
 at::Tensor make_uninitialised(DeviceState& state, const Layout* layout) {
-  check_fork();
   mark_used();
   const Layout* home = layout->dense
       ? layout
@@ -166,7 +173,6 @@ at::Tensor make_uninitialised(DeviceState& state, const Layout* layout) {
 }
 
 at::Tensor wrap_real(DeviceState& state, at::Tensor real) {
-  check_fork();
   mark_used();
   const Layout* layout = layout_of(real.unsafeGetTensorImpl());
   if (!layout->dense || real.storage().nbytes() != layout->nbytes || real.storage().use_count() != 1 || real.is_conj() || real.is_neg()) {
@@ -231,9 +237,14 @@ at::Tensor view_as_layout(const at::Tensor& home, const Layout* layout) {
   return view;
 }
 
+at::Tensor on_real_device(at::Tensor data) {
+  const c10::Device device = real_device();
+  return data.device() == device ? data : data.to(device);
+}
+
 namespace {
 
-at::Tensor settle(TarryStorage* storage, const char* reason) {
+at::Tensor settled_data(TarryStorage* storage, const char* reason) {
   for (int attempt = 0;; ++attempt) {
     {
       std::lock_guard<std::mutex> guard(storage->state->mutex);
@@ -259,6 +270,20 @@ at::Tensor settle(TarryStorage* storage, const char* reason) {
     storage->data = fresh;
   }
   return fresh;
+}
+
+
+at::Tensor settle(TarryStorage* storage, const char* reason) {
+  at::Tensor data = settled_data(storage, reason);
+  if (C10_UNLIKELY(data.device() != real_device())) {
+    data = on_real_device(std::move(data));
+    Graveyard graveyard;
+    std::lock_guard<std::mutex> guard(storage->state->mutex);
+    if (!storage->value.node) {
+      set_data(storage, data, graveyard);
+    }
+  }
+  return data;
 }
 
 } // namespace

@@ -14,6 +14,7 @@ coordinate in each dimension. What is left over are dimensions to select from, t
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -138,7 +139,7 @@ def _refined(want: Layout, dtype: torch.dtype, ratio: int) -> Layout:
 def _plan_same_dtype(chain: _Chain, want: Layout) -> None:
     if chain.layout.matches(want):
         return
-    for way in (_by_view, _by_index, _by_diagonal):
+    for way in (_by_view, _by_diagonal, _by_index):
         if chain.attempt(way, want):
             return
     chain.add("aten::as_strided", want.sizes, want.strides, want.offset)
@@ -154,12 +155,12 @@ def _by_diagonal(chain: _Chain, want: Layout) -> None:
     rank = len(base.sizes)
     coordinates = _coordinates(base, want)
     for n, t in zip(want.sizes, want.strides, strict=True):
-        for i in range(rank):
-            for j in range(i + 1, rank):
-                if n > 1 and base.strides[i] + base.strides[j] == t and base.strides[i] and base.strides[j]:
-                    start = coordinates.get(j, 0) - coordinates.get(i, 0)
-                    if chain.attempt(_diagonal_then_index, (start, i, j), want):
-                        return
+        for i, j in itertools.combinations(range(rank), 2):
+            a, b = base.strides[i], base.strides[j]
+            if n > 1 and a and b and a + b == t and t % max(a, b):  # else it is a slice with a step
+                start = coordinates.get(j, 0) - coordinates.get(i, 0)
+                if chain.attempt(_diagonal_then_index, (start, i, j), want):
+                    return
     raise _NoPlanError
 
 

@@ -100,7 +100,7 @@ class _Recovery:
         for step in steps[:-1]:
             before.append(self.emit.view(before[-1], step.op, *step.args))
         value = source
-        for old, step in zip(reversed(before), reversed(steps), strict=True):
+        for old, step in reversed(list(zip(before, steps, strict=False))):
             value = self.undo(step, old, value)
         if value.type == base.type or base.type.is_dense:
             return self.emit.relayout(value, base.type)

@@ -52,7 +52,10 @@ class Runtime:
         chosen = _instance(backend, device)
         with self._lock:
             if self._backend is not None:
-                self.sync("set_backend")
+                try:
+                    self.sync("set_backend")
+                except Exception as error:  # the new backend computes what the old one could not
+                    events.emit("error", stage="set_backend", backend=self._backend.name, error=repr(error))
                 self._backend.teardown()
             chosen.setup()
             self._cache.clear()
@@ -85,6 +88,7 @@ class Runtime:
                 computation = backend.compile(Program(batch.key, batch.num_operations, batch.raw))
             except Exception as error:
                 events.emit("error", stage="compile", backend=backend.name, error=repr(error))
+                error.add_note(f"while backend {backend.name!r} compiled {_describe(batch)}; everything is still pending")
                 raise
         self._cache.keep(batch, computation, config.max_cached_programs)
         events.emit(
@@ -115,8 +119,9 @@ class Runtime:
                 self._native.materialise(tensor)
 
     def wait(self) -> None:
-        """Wait for what is in flight."""
+        """Wait for what is in flight, step closures among it."""
         self.backend.synchronize()
+        self._closures.wait()
 
     # ---- step closures
 
@@ -139,6 +144,13 @@ class Runtime:
                 f"Avoid it there, or set tarry.config.fallback = 'allow'."
             )
         events.emit("fallback", op=op, reason=reason, file=file, line=line)
+
+
+def _describe(batch: Any) -> str:
+    """A step, by its size and the lines of the program that it spans."""
+    lines = [f"{node['file']}:{node['line']}" for node in batch.raw()["nodes"] if node["file"]]
+    where = f", recorded from {lines[0]} to {lines[-1]}" if lines else ""
+    return f"a step of {batch.num_operations} operators{where}"
 
 
 def _instance(backend: str | Backend, device: str | None) -> Backend:

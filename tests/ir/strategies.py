@@ -27,12 +27,12 @@ def buffers(draw: st.DrawFn, dtype: torch.dtype | None = None) -> torch.Tensor:
     return flat.view([shape[d] for d in order]).permute([list(order).index(d) for d in range(len(shape))])
 
 
-def draw_view(draw: Any, x: torch.Tensor, *, injective: bool = False) -> torch.Tensor:
+def draw_view(draw: Any, x: torch.Tensor, *, injective: bool = False, diagonal: bool = True) -> torch.Tensor:
     """One random view of a tensor, by one of PyTorch's view operators."""
     makers = [_permuted, _sliced, _unsqueezed, _same]
     if x.dim():
         makers += [_selected, _squeezed, _split, _flattened, _sliced]
-    if x.dim() >= 2:
+    if x.dim() >= 2 and diagonal:
         makers.append(_diagonal)
     if not injective:
         makers.append(_expanded)
@@ -43,9 +43,9 @@ def draw_view(draw: Any, x: torch.Tensor, *, injective: bool = False) -> torch.T
     return draw(st.sampled_from(makers))(draw, x)
 
 
-def draw_views(draw: Any, x: torch.Tensor, most: int = 4, *, injective: bool = False) -> torch.Tensor:
+def draw_views(draw: Any, x: torch.Tensor, most: int = 4, **options: bool) -> torch.Tensor:
     for _ in range(draw(st.integers(0, most))):
-        x = draw_view(draw, x, injective=injective)
+        x = draw_view(draw, x, **options)
     return x
 
 
@@ -136,7 +136,7 @@ def draw_program(draw: Any, most: int = 8) -> Recorder:
     return recorder
 
 
-def _pick(draw: Any, pool: list[torch.Tensor], **options: Any) -> torch.Tensor:
+def _pick(draw: Any, pool: list[torch.Tensor], **options: bool) -> torch.Tensor:
     return draw_views(draw, draw(st.sampled_from(pool)), 3, **options)
 
 

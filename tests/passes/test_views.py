@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tarry.ir import Graph, GraphBuilder, Layout, TensorType, evaluate, parse, to_text, verify
 from tarry.ir.layout import is_injective
 from tarry.ir.operators import STRIDED_SCATTER, STRIDED_VIEW
-from tarry.passes import eliminate_dead_code, own_outputs, recover_views
+from tarry.passes import eliminate_dead_code, recover_views
 from tarry.passes.view_plan import plan_view
 from tests.ir.raw import same_bits
 from tests.ir.strategies import buffers, draw_views
@@ -172,15 +172,12 @@ def test_writes_through_random_views(data: st.DataObject) -> None:
     base = data.draw(buffers())
     view = draw_views(data.draw, base, 4, injective=True)
     order = data.draw(st.permutations(range(view.dim())))  # the source may have any strides
-    source = (view.clone().view(torch.uint8) if view.dtype == torch.uint8 else torch.zeros_like(view)).clone()
-    source = source.permute(order).contiguous().permute([list(order).index(d) for d in range(view.dim())])
+    source = torch.zeros(view.shape, dtype=view.dtype).permute(order).contiguous().permute([list(order).index(d) for d in range(view.dim())])
     graph = recovered(writing(base, view, TensorType.of(source)))
     wanted = base.clone(memory_format=torch.preserve_format)
-    wanted.as_strided(wanted.size(), wanted.stride())
-    target = wanted.view(wanted.shape)
-    bytes_ = torch.empty(0, dtype=view.dtype).set_(target.untyped_storage())
+    buffer = torch.empty(0, dtype=view.dtype).set_(wanted.untyped_storage())
     if view.numel():
-        bytes_.as_strided(view.size(), view.stride(), view.storage_offset()).copy_(source)
+        buffer.as_strided(view.size(), view.stride(), view.storage_offset()).copy_(source)
     assert same_bits(evaluate(graph, [base, source])[0], wanted)
 
 
@@ -189,7 +186,7 @@ def test_writes_through_random_views(data: st.DataObject) -> None:
 def test_views_that_are_slices_and_permutations_need_no_as_strided(data: st.DataObject) -> None:
     """Everything but overlapping windows and odd reinterpretations has a chain of its own."""
     base = data.draw(buffers(torch.uint8))
-    view = draw_views(data.draw, base, 2, injective=True)
+    view = draw_views(data.draw, base, 3, injective=True, diagonal=False)
     if view.numel() and is_injective(tuple(view.shape), view.stride()):
         steps = plan_view(TensorType.of(base).at(), window(view))
         assert steps is not None
@@ -240,7 +237,7 @@ graph(%0: f32[4, 8]):
         "aten::as_strided(%2, [3, 4], [2, 1], 0)",
     ]
     base = torch.arange(32.0).view(4, 8)
-    assert same_bits(evaluate(own_outputs(result), [base])[0], base[1].unfold(0, 4, 2))
+    assert same_bits(evaluate(result, [base])[0], base[1].unfold(0, 4, 2))
 
 
 def test_gaps_between_elements_survive_a_write() -> None:
@@ -249,8 +246,6 @@ def test_gaps_between_elements_survive_a_write() -> None:
     for view in (base, base.t(), base[1], base[:, 1]):
         source = torch.full(view.shape, 50.0)
         graph = recovered(writing(base, view, TensorType.of(source)))
-        wanted = base.clone()
-        wanted.t().copy_(source) if view.shape == base.t().shape else None
         expected = torch.arange(12.0).as_strided((3, 2), (4, 1))
         expected.as_strided(view.size(), view.stride(), view.storage_offset()).copy_(source)
         (result,) = evaluate(graph, [base, source])
