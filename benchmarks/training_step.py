@@ -1,23 +1,26 @@
 """Time of a whole training step, loss read each step, against eager PyTorch, the Lazy Tensor Core and torch.compile.
 
-python -m benchmarks training [--compile] [--json FILE]
+    python -m benchmarks training [--compile] [--json FILE]
 
-Every peer trains the same model from the same weights on the same batches; a peer whose final loss strays from eager's
-is reported, since a fast wrong step is worth nothing.
+Every peer trains the same model from the same weights on the same batch; a peer whose final loss strays from eager's
+is reported, since a fast wrong step is worth nothing. Each has a process of its own, because eager CUDA training fails
+in a process where any PrivateUse1 device is registered (PyTorch issue 161129); they still take turns, round by round.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from benchmarks._peers import Eager, LazyTensorCore, Peer, Tarry, started
+from benchmarks._peers import Eager, LazyTensorCore, Peer, Tarry
 from benchmarks._report import show, write_json
 from benchmarks.programs import PROGRAMS, Program
 
@@ -52,33 +55,77 @@ class Trainer:
         return loss.item()
 
 
+def serve(pipe: Connection, program_name: str, peer: Peer, warm_up: int) -> None:
+    """A peer's process: warm up and answer with the seconds of the first step, then run as many steps as asked for.
+
+    Answers are (seconds, loss), or a string that says what failed.
+    """
+    torch.set_num_threads(1)
+    program = next(program for program in PROGRAMS if program.name == program_name)
+    try:
+        peer.start()
+        trainer = Trainer(program, peer)
+        steps = 1
+        while steps:
+            begin = time.perf_counter()
+            for _ in range(steps):
+                loss = trainer.step()
+            seconds = time.perf_counter() - begin
+            if warm_up:
+                for _ in range(warm_up):
+                    trainer.step()
+                warm_up = 0
+            pipe.send((seconds, loss))
+            steps = pipe.recv()
+    except Exception as error:  # a peer's failure is a result; the others' times are still wanted
+        lines = str(error).splitlines() or [""]
+        pipe.send(f"{type(error).__name__}: {lines[0]}")
+
+
 def measure(
     program: Program, peers: Sequence[Peer], warm_up: int, rounds: int, steps: int
 ) -> tuple[dict[str, list[float]], list[str]]:
     """Milliseconds per step of each peer, one per round, and notes about peers that failed or disagree."""
-    notes: list[str] = []
-    trainers: dict[str, Trainer] = {}
-    losses: dict[str, float] = {}
-    for peer in peers:
-        try:
-            trainer = Trainer(program, peer)
-            begin = time.perf_counter()
-            trainer.step()
-            first = time.perf_counter() - begin
-            for _ in range(warm_up - 1):
-                trainer.step()
-        except Exception as error:  # one peer's failure is a result; the others' times are still wanted
-            notes.append(f"{program.name}: {peer.name} fails: {type(error).__name__}: {str(error).splitlines()[0]}")
-            continue
-        notes.append(f"{program.name}: first step of {peer.name} {first * 1e3:.0f} ms")
-        trainers[peer.name] = trainer
+    context = multiprocessing.get_context("spawn")
     samples: dict[str, list[float]] = {peer.name: [] for peer in peers}
+    pipes: dict[str, Connection] = {}
+    losses: dict[str, float] = {}
+    notes: list[str] = []
+    processes = []
+
+    def answer(name: str) -> float | None:
+        """Seconds that the peer took; None, and no more turns for it, if it failed."""
+        try:
+            reply = pipes[name].recv()
+        except EOFError:
+            reply = "its process died"
+        if isinstance(reply, str):
+            notes.append(f"{program.name}: {name} fails: {reply}")
+            del pipes[name]
+            return None
+        seconds, losses[name] = reply
+        return float(seconds)
+
+    for peer in peers:
+        here, there = context.Pipe()
+        process = context.Process(target=serve, args=(there, program.name, peer, warm_up - 1), daemon=True)
+        process.start()
+        there.close()
+        processes.append(process)
+        pipes[peer.name] = here
+        first = answer(peer.name)  # one at a time: two that warm up together would slow each other down
+        if first is not None:
+            notes.append(f"{program.name}: first step of {peer.name} {first * 1e3:.0f} ms")
     for _ in range(rounds):
-        for name, trainer in trainers.items():
-            begin = time.perf_counter()
-            for _ in range(steps):
-                losses[name] = trainer.step()
-            samples[name].append((time.perf_counter() - begin) / steps * 1e3)
+        for name in list(pipes):
+            pipes[name].send(steps)
+            seconds = answer(name)
+            if seconds is not None:
+                samples[name].append(seconds / steps * 1e3)
+    for pipe in pipes.values():
+        pipe.send(0)
+    for process in processes:
+        process.join()
     for name, loss in losses.items():
         if "eager" in losses and abs(loss - losses["eager"]) > 0.02 * max(abs(losses["eager"]), 0.05):
             notes.append(f"{program.name}: {name} ends at loss {loss:.4f}, eager at {losses['eager']:.4f}: WRONG")
@@ -105,11 +152,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not programs:
         print(f"no program has {options.only!r} in its name: {[p.name for p in PROGRAMS]}", file=sys.stderr)
         return 2
-    torch.set_num_threads(1)
     everyone: list[Peer] = [Eager(options.device), LazyTensorCore(), Tarry(options.backend, options.device)]
     if options.compile:
         everyone.append(Compiled(options.device))
-    peers = started([peer for peer in everyone if peer.name not in options.without])
+    peers = [peer for peer in everyone if peer.name not in options.without]
     samples: dict[str, dict[str, list[float]]] = {}
     notes: list[str] = []
     for program in programs:

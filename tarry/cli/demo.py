@@ -63,13 +63,9 @@ def train(model: GPT, batches: Batches, device: str, steps: int, report: Callabl
 
 def demo(*, steps: int, device: str, backend: str, seed: int, quiet: bool) -> int:
     """Train in both modes and print the comparison; 0 if the losses agree."""
-    import tarry
-    from tarry.errors import BackendError
-
-    try:
-        tarry.set_backend(backend, device)
-    except BackendError as error:
-        print(f"error: {error}", file=sys.stderr)
+    problem = _problem(device, backend)
+    if problem:
+        print(f"error: {problem}", file=sys.stderr)
         return 1
     torch.set_num_threads(1)  # the model is too small to gain from more, and on a busy machine they wait for each other
     corpus = text(seed)
@@ -101,10 +97,17 @@ def demo(*, steps: int, device: str, backend: str, seed: int, quiet: bool) -> in
                 lambda loss: progress.update(task, advance=1, loss=loss),
             )
 
+        on_cuda = device.startswith("cuda")
+        if not on_cuda:
+            _start(backend, device)
         eager = go(f"eager on {device}", device)
+        if on_cuda:
+            _start(backend, device)
+        import tarry
+
         tarry.metrics.reset()
         lazy = go("tarry", "tarry")
-    counters = tarry.metrics.counters()
+        counters = tarry.metrics.counters()
     difference = max(abs(a - b) / max(abs(a), 1e-9) for a, b in zip(eager.losses, lazy.losses, strict=True))
     agree = difference <= TOLERANCE
     if quiet:
@@ -116,6 +119,36 @@ def demo(*, steps: int, device: str, backend: str, seed: int, quiet: bool) -> in
         console.print(comparison(eager, lazy, difference, agree))
         console.print(work(counters, steps))
     return 0 if agree else 1
+
+
+def _start(backend: str, device: str) -> None:
+    """`import tarry`, at the right moment.
+
+    Eager CUDA training fails in a process where any PrivateUse1 device is registered (PyTorch issue 161129), so there
+    tarry must come after it. On the CPU it must come before: the first backward of a process fixes for how many
+    devices the autograd engine has threads, and a device that is registered later has none.
+    """
+    import tarry
+
+    tarry.set_backend(backend, device)
+
+
+def _problem(device: str, backend: str) -> str:
+    """Why the demo cannot run; empty if it can. Found out without `import tarry`: see _start."""
+    from tarry.backends import registry
+    from tarry.errors import BackendError
+
+    try:
+        registry.find(backend)
+    except BackendError as error:
+        return str(error)
+    if not device.startswith("cuda"):
+        return ""
+    if not torch.cuda.is_available():
+        return f"--device {device}: torch sees no CUDA device here; use --device cpu"
+    if "tarry.native._tarry_native" in sys.modules:
+        return "with a CUDA device, start the demo with the command `tarry demo`, not with `python -m tarry demo`"
+    return ""
 
 
 def comparison(eager: Run, lazy: Run, difference: float, agree: bool) -> Table:

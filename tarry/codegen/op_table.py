@@ -41,6 +41,7 @@ class OpEntry:
     dynamic: bool = False  # the output's shape, or a value read on the host, depends on data
     overwrites: bool = False  # writes all of its mutable arguments without reading them
     shape_from_numbers: bool = False
+    pointwise: bool = False
     mutable_arguments: tuple[str, ...] = ()
 
     @property
@@ -55,6 +56,8 @@ class OpEntry:
             self.name == "aten::index.Tensor",
             base in TAKES_HOST_INDICES,
             base in SHAPE_FROM_DEVICE,
+            (self.pointwise and not self.random) or base in LENIENT_META,
+            self.pointwise,
         )
         return sum(1 << i for i, bit in enumerate(bits) if bit)
 
@@ -73,7 +76,7 @@ KERNELS = frozenset(
 CONVERSIONS = frozenset(
     """
     _to_copy lift lift_fresh _unsafe_view detach alias _reshape_copy _foreach_copy_ _pin_memory is_pinned
-    _lazy_clone unsafe_split unsafe_split_with_sizes resize_as_ _resize_output_ equal is_same_size item is_nonzero _assert_tensor_metadata
+    _pack_padded_sequence _lazy_clone unsafe_split unsafe_split_with_sizes resize_as_ _resize_output_ equal is_same_size item is_nonzero _assert_tensor_metadata
     """.split()
 )
 
@@ -106,6 +109,16 @@ SHAPE_FROM_DEVICE = frozenset(
     }
 )
 
+# Besides the pointwise operators: meta kernels that let wrong dtypes or dimensions pass. All of them take zeros.
+LENIENT_META = frozenset(
+    """
+    copy_ mm bmm addmm addmm_ baddbmm baddbmm_ mv addmv addmv_ addr addr_ dot vdot addbmm addbmm_ convolution _softmax
+    _log_softmax cat sum mean prod amax amin aminmax argmax argmin cumsum cumsum_ cumprod cumprod_ logsumexp gather index_select
+    scatter scatter_ scatter_add scatter_add_ index_add index_add_ index_copy index_copy_ index_fill index_fill_ masked_fill
+    masked_fill_ sort topk flip roll tril triu embedding native_layer_norm
+    """.split()
+)
+
 # torchgen's tags do not cover these: their output's shape depends on data.
 UNTAGGED_DYNAMIC = frozenset({"_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive", "_unique", "masked_select"})
 
@@ -134,6 +147,7 @@ def entry(function: NativeFunction) -> OpEntry:
         dynamic=bool({"dynamic_output_shape", "data_dependent_output"} & function.tags) or base in UNTAGGED_DYNAMIC,
         overwrites=name in OVERWRITING or is_out,
         shape_from_numbers=base in SHAPE_FROM_NUMBERS,
+        pointwise="pointwise" in function.tags,
         mutable_arguments=mutable,
     )
 

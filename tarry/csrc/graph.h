@@ -150,7 +150,8 @@ struct Graveyard {
 };
 
 DeviceState& device_state(c10::DeviceIndex index);
-TarryStorage* storage_of(const c10::TensorImpl* tensor); // null if the tensor has none (sparse)
+// Null if the tensor has no storage of ours: it is sparse, or somebody made it from a raw pointer.
+TarryStorage* storage_of(const c10::TensorImpl* tensor);
 inline bool is_tarry(const at::Tensor& tensor) {
   return tensor.device().type() == c10::DeviceType::PrivateUse1;
 }

@@ -41,7 +41,7 @@ at::Tensor empty_strided(
     std::optional<at::Device> device, std::optional<bool> /*pin_memory*/) {
   check_strided(layout);
   at::detail::check_size_nonnegative(size);
-  auto& state = device_state(device ? device->index() : -1);
+  auto& state = device_state(device ? checked_device(device->index()) : -1);
   return make_uninitialised(state, intern_layout(c10::dtype_or_default(dtype), size, stride));
 }
 
@@ -275,6 +275,30 @@ c10::intrusive_ptr<c10::StorageImpl> make_storage(
   const int64_t nbytes = size.expect_int();
   return c10::make_intrusive<TarryStorage>(
       &device_state(-1), flat_layout(at::kByte, nbytes), static_cast<size_t>(nbytes));
+}
+
+// ---- other layouts
+
+void refuse_layout(const c10::OperatorHandle& handle, c10::DispatchKeySet /*keys*/, torch::jit::Stack* /*stack*/) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, handle.schema().name(), ": tarry supports strided (dense) tensors only, not sparse, nested or quantized ones. ",
+      "Keep such tensors on the CPU, or make them dense (.to_dense()) before .to(\"tarry\").");
+}
+
+TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_layout>());
+}
+
+TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_layout>());
+}
+
+TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_layout>());
+}
+
+TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_layout>());
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {

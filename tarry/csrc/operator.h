@@ -34,6 +34,8 @@ enum OperatorFlags : uint32_t {
   kMaskIndices = 1u << 4, // output shape depends on data if an index is a mask
   kHostIndices = 1u << 5, // takes index tensors that live on the host
   kShapeFromDevice = 1u << 6, // the meta kernel promises other shapes than the real device's kernel gives
+  kVerify = 1u << 7, // its meta kernel lets mistakes pass that the CPU's kernel does not
+  kPointwise = 1u << 8,
   kForcedEager = 1u << 16, // the user wants it run eagerly (tarry.config.force_fallback)
 };
 

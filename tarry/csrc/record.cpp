@@ -177,7 +177,7 @@ void Scan::constant(const c10::IValue& value) {
     const auto device = value.toDevice();
     if (device.type() == c10::DeviceType::PrivateUse1) {
       if (!state) {
-        state = &device_state(device.index());
+        state = &device_state(checked_device(device.index()));
       }
       hash = mix(hash, 0x74617272ULL);
     } else {
@@ -373,6 +373,34 @@ const Signature* find_signature(Scan& scan, c10::ArrayRef<c10::IValue> arguments
   return state.signatures.emplace(scan.hash, std::move(signature)).first->second.get();
 }
 
+// As in eager: an operator that works element by element must not read what it has just written.
+void check_overlap(const Scan& scan) {
+  for (const TensorArgument& written : scan.tensors) {
+    if (!written.is_mutable) {
+      continue;
+    }
+    for (const TensorArgument& other : scan.tensors) {
+      if (other.storage != written.storage || other.view == written.view || !other.tensor) {
+        continue;
+      }
+      const c10::TensorImpl* a = written.tensor->unsafeGetTensorImpl();
+      const c10::TensorImpl* b = other.tensor->unsafeGetTensorImpl();
+      if (a->numel() == 0 || b->numel() == 0 || !a->is_non_overlapping_and_dense() || !b->is_non_overlapping_and_dense()) {
+        continue; // PyTorch finds these too hard to tell, and lets them pass
+      }
+      const auto a_begin = a->storage_offset() * static_cast<int64_t>(a->itemsize());
+      const auto b_begin = b->storage_offset() * static_cast<int64_t>(b->itemsize());
+      const auto a_end = a_begin + a->numel() * static_cast<int64_t>(a->itemsize());
+      const auto b_end = b_begin + b->numel() * static_cast<int64_t>(b->itemsize());
+      const bool same = a_begin == b_begin && a_end == b_end && a->strides() == b->strides();
+      TORCH_CHECK(
+          same || a_begin >= b_end || b_begin >= a_end,
+          "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory ",
+          "location. Please clone() the tensor before performing the operation.");
+    }
+  }
+}
+
 void resize_mutated(const Scan& scan, const Signature& signature) {
   size_t k = 0;
   for (const TensorArgument& argument : scan.tensors) {
@@ -533,6 +561,9 @@ void record(const Operator& op, torch::jit::Stack* stack) {
         op, stack,
         op.has(kForcedEager) ? "the configuration forces it"
             : scan.eager_reason ? scan.eager_reason : "its result depends on data");
+  }
+  if (op.mutates && scan.tensors.size() > 1 && op.has(kVerify)) {
+    check_overlap(scan);
   }
   const uint32_t site = current_site();
   DeviceState& state = *scan.state;

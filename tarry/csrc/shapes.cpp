@@ -1,6 +1,7 @@
 // Shape inference: the operator is run once on meta tensors for each new combination of argument types and constants.
 // Where there is no meta kernel, or it refuses, the operator is run on zeros on the CPU: that tells the shape too, and if the
-// call is wrong it raises the very error that eager PyTorch raises.
+// call is wrong it raises the very error that eager PyTorch raises. Small calls of operators whose meta kernels are known to be
+// lenient (about dtypes, dimensions, overlapping memory) are run there too, so that a mistake surfaces at its line.
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_strided.h>
@@ -18,6 +19,7 @@ struct Probe {
   const c10::Device device;
   std::vector<at::Tensor> tensors; // stand-ins in the order of the tensor arguments
   std::vector<bool> is_mutable;
+  int64_t elements = 0;
 
   at::Tensor stand_in(const at::Tensor& tensor, bool mutable_argument) {
     const bool wrapped = tensor.unsafeGetTensorImpl()->is_wrapped_number();
@@ -27,9 +29,11 @@ struct Probe {
     const auto options = at::TensorOptions().dtype(tensor.scalar_type()).device(device);
     const at::Tensor result = at::empty_strided(tensor.sizes(), tensor.strides(), options);
     if (!device.is_meta()) {
-      result.fill_(0);
+      // Zeros are valid indices, ones are valid divisors.
+      result.fill_(op.has(kPointwise) ? 1 : 0);
     }
     tensors.push_back(result);
+    elements += tensor.numel();
     is_mutable.push_back(mutable_argument);
     return result;
   }
@@ -166,10 +170,14 @@ std::unique_ptr<Signature> describe(const Probe& probe, const torch::jit::Stack&
 
 // Runs the call, or says in `error` why it could not be run.
 std::unique_ptr<Signature> try_on(
-    c10::Device device, const Operator& op, c10::ArrayRef<c10::IValue> arguments, std::exception_ptr& error) {
+    c10::Device device, const Operator& op, c10::ArrayRef<c10::IValue> arguments, std::exception_ptr& error,
+    int64_t* elements = nullptr) {
   Probe probe(op, device);
   try {
     const torch::jit::Stack results = probe.run(arguments);
+    if (elements) {
+      *elements = probe.elements;
+    }
     return describe(probe, results, arguments);
   } catch (python_error& python) {
     python.persist(); // a Python meta kernel raised; keep the exception with the C++ one
@@ -190,6 +198,27 @@ bool is_not_implemented(const std::exception_ptr& error) {
   }
 }
 
+constexpr int64_t kSmall = 1 << 16;
+
+// Convolutions keep channels_last on every real device; their meta kernel does not know of ours.
+void keep_memory_format(const Operator& op, c10::ArrayRef<c10::IValue> arguments, Signature& signature) {
+  if (op.name != "aten::convolution" || signature.fresh.empty()) {
+    return;
+  }
+  const Layout* layout = signature.fresh[0];
+  for (const int i : {0, 1}) {
+    const auto format = arguments[i].toTensor().suggest_memory_format();
+    if (format == at::MemoryFormat::ChannelsLast && layout->sizes.size() == 4) {
+      signature.fresh[0] = intern_layout(layout->dtype, layout->sizes, c10::get_channels_last_strides_2d(layout->sizes));
+      return;
+    }
+    if (format == at::MemoryFormat::ChannelsLast3d && layout->sizes.size() == 5) {
+      signature.fresh[0] = intern_layout(layout->dtype, layout->sizes, c10::get_channels_last_strides_3d(layout->sizes));
+      return;
+    }
+  }
+}
+
 } // namespace
 
 std::unique_ptr<Signature> infer_signature(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
@@ -199,7 +228,15 @@ std::unique_ptr<Signature> infer_signature(const Operator& op, c10::ArrayRef<c10
       return signature;
     }
   }
-  if (auto signature = try_on(c10::Device(c10::kMeta), op, arguments, meta_error)) {
+  int64_t elements = 0;
+  if (auto signature = try_on(c10::Device(c10::kMeta), op, arguments, meta_error, &elements)) {
+    if (op.has(kVerify) && elements <= kSmall && real_device().is_cpu()) {
+      std::exception_ptr error;
+      if (!try_on(c10::Device(c10::kCPU), op, arguments, error)) {
+        std::rethrow_exception(error);
+      }
+    }
+    keep_memory_format(op, arguments, *signature);
     return signature;
   }
   std::exception_ptr cpu_error;

@@ -27,6 +27,19 @@ c10::Device tarry_device(c10::DeviceIndex index) {
   return c10::Device(c10::DeviceType::PrivateUse1, index);
 }
 
+// Never allocates: it marks a StorageImpl as a TarryStorage.
+struct Marker final : c10::Allocator {
+  at::DataPtr allocate(size_t /*nbytes*/) override { TORCH_CHECK(false, "tarry: storages are made by the recorder"); }
+  void copy_data(void* /*destination*/, const void* /*source*/, std::size_t /*count*/) const override {
+    TORCH_CHECK(false, "tarry: memory on this device has no address; copy tensors instead");
+  }
+};
+
+Marker* marker() {
+  static auto* instance = new Marker();
+  return instance;
+}
+
 std::atomic<int>& real_device_slot() {
   static std::atomic<int> slot{0}; // device type in the high bits, index + 1 in the low byte
   return slot;
@@ -75,7 +88,7 @@ TarryStorage::TarryStorage(DeviceState* state, const Layout* home, size_t nbytes
           use_byte_size_t(),
           static_cast<int64_t>(nbytes),
           at::DataPtr(claim_address_range(nbytes), tarry_device(state->index)),
-          /*allocator=*/nullptr,
+          /*allocator=*/marker(),
           /*resizable=*/false),
       state(state),
       home(home) {}
@@ -148,7 +161,7 @@ DeviceState& device_state(c10::DeviceIndex index) {
 
 TarryStorage* storage_of(const c10::TensorImpl* tensor) {
   const c10::Storage& storage = tensor->unsafe_storage();
-  if (!storage || storage.device_type() != c10::DeviceType::PrivateUse1) {
+  if (!storage || storage.allocator() != marker()) {
     return nullptr;
   }
   return static_cast<TarryStorage*>(storage.unsafeGetStorageImpl());
@@ -273,6 +286,10 @@ at::Tensor settled_data(TarryStorage* storage, const char* reason) {
 }
 
 
+constexpr const char* kNotOurs =
+    "tarry: this tensor has no storage on device 'tarry': it is sparse, or was made from a raw pointer. tarry supports strided "
+    "tensors that PyTorch allocated";
+
 at::Tensor settle(TarryStorage* storage, const char* reason) {
   at::Tensor data = settled_data(storage, reason);
   if (C10_UNLIKELY(data.device() != real_device())) {
@@ -297,13 +314,13 @@ at::Tensor with_lazy_bits(at::Tensor real, const at::Tensor& tensor) {
 
 at::Tensor materialise(const at::Tensor& tensor, const char* reason) {
   TarryStorage* storage = storage_of(tensor.unsafeGetTensorImpl());
-  TORCH_CHECK(storage, "tarry: this tensor has no dense storage; tarry supports strided tensors only");
+  TORCH_CHECK(storage, kNotOurs);
   return with_lazy_bits(view_as_layout(settle(storage, reason), layout_of(tensor.unsafeGetTensorImpl())), tensor);
 }
 
 at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason) {
   TarryStorage* storage = storage_of(tensor.unsafeGetTensorImpl());
-  TORCH_CHECK(storage, "tarry: this tensor has no dense storage; tarry supports strided tensors only");
+  TORCH_CHECK(storage, kNotOurs);
   at::Tensor data = settle(storage, reason);
   {
     Graveyard graveyard;

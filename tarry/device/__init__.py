@@ -13,7 +13,7 @@ from types import ModuleType
 import torch
 from torch.utils.backend_registration import generate_methods_for_privateuse1_backend, rename_privateuse1_backend
 
-from tarry.device import checkpoint, module, optimizer, printing
+from tarry.device import checkpoint, module, optimizer, pickling, printing
 
 NAME = "tarry"
 
@@ -41,6 +41,7 @@ def install(
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
     printing.install()
+    pickling.install()
     if hasattr(native, "set_region"):
         checkpoint.install(native.set_region)
     if cut is not None:

@@ -5,6 +5,7 @@ This is the judge of the passes: a pass is right if the graph before and the gra
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,8 +56,13 @@ def _run(
     if node.op == STRIDED_VIEW:
         return [_window(_own_buffer(args[0]), view_of(node.args))]
     if node.op == STRIDED_SCATTER:
-        result = _own_copy(args[0])
-        _window(_own_buffer(result), view_of(node.args)).copy_(args[1])
+        result, window = _own_copy(args[0]), view_of(node.args)
+        target = _window(_own_buffer(result), window)
+        if is_injective(window.sizes, window.strides):
+            target.copy_(args[1])
+        else:  # only operators that write the same everywhere (fill_) may do this: the last one wins
+            for index in itertools.product(*map(range, window.sizes)):
+                target[index] = args[1][index]
         return [result]
     if node.op in ("aten::as_strided", "aten::as_strided_scatter"):
         # Offsets count from the start of the value's buffer, which a view of a bigger tensor does not know about.

@@ -164,7 +164,7 @@ class _Line:
     def take(self, kind: str | None = None, text: str | None = None) -> str:
         match = _TOKEN.match(self.text, self.position)
         if match is None or match.lastgroup is None or kind not in (None, match.lastgroup):
-            raise self.fail(text or kind or "more")
+            raise self.fail(repr(text) if text else kind or "more")
         found = match.group(match.lastgroup)
         if text is not None and found != text:
             raise self.fail(repr(text))

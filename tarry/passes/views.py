@@ -91,10 +91,6 @@ class _Recovery:
         if window.numel == 0:
             return base
         start, steps = self.plan(node, base, window)
-        if any(step.op == "aten::expand" for step in steps):
-            # Several indices share an element, so there is no inverse; PyTorch's own operator decides who wins.
-            start = self.emit.at_start(base)
-            steps = (Step("aten::as_strided", (window.sizes, window.strides, window.offset), window),)
         # What the chain sees before each step. Only steps that drop elements need it; the rest dies as dead code.
         before = [start]
         for step in steps[:-1]:
@@ -117,6 +113,8 @@ class _Recovery:
             return emit.view(new, "aten::squeeze.dim", args[0])
         if step.op == "aten::squeeze.dim":
             return emit.view(new, "aten::unsqueeze", args[0])
+        if step.op == "aten::expand":
+            return self.unexpand(old, new)
         if step.op in _SCATTERS:
             return emit.call(_SCATTERS[step.op], old, new, *args)
         if step.op in _INVERSES:
@@ -125,6 +123,16 @@ class _Recovery:
                 new = emit.contiguous(new)
             return emit.view(new, op, *inverse_args)
         raise AssertionError(f"{step.op} has no inverse")
+
+    def unexpand(self, old: Value, new: Value) -> Value:
+        """One of the elements that share a place: only an operator that writes the same everywhere (`fill_`) may write
+        through an expanded tensor, so any will do."""
+        for _ in range(new.type.rank - old.type.rank):
+            new = self.emit.view(new, "aten::select.int", 0, 0)
+        for dim, size in enumerate(old.type.sizes):
+            if new.type.sizes[dim] != size:
+                new = self.emit.view(new, "aten::slice.Tensor", dim, 0, 1, 1)
+        return new
 
     def inverse_args(self, step: Step, old: Value) -> tuple[Any, ...]:
         if step.op == "aten::view":

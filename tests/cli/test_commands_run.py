@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -54,6 +55,20 @@ def test_demo_with_an_unknown_backend() -> None:
     assert done.returncode == 1
     assert "there is no backend 'eagre'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests the message for machines without CUDA")
+def test_demo_without_cuda() -> None:
+    done = tarry("demo", "--device", "cuda")
+    assert done.returncode == 1
+    assert "torch sees no CUDA device here" in done.stderr
+
+
+@pytest.mark.gpu
+def test_demo_on_cuda() -> None:
+    done = tarry("demo", "--steps", "4", "--device", "cuda", "--quiet")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "match" in done.stdout
 
 
 def test_doctor_is_content_here() -> None:

@@ -187,13 +187,12 @@ def _compute(draw: Any, pool: list[torch.Tensor]) -> None:
 
 def _cast(draw: Any, pool: list[torch.Tensor]) -> None:
     x = _pick(draw, pool)
-    pool.append(x.to(draw(st.sampled_from([torch.float32, torch.float16]))))
+    pool.append(x.to(draw(st.sampled_from([torch.float32, torch.float16])), copy=True))
 
 
 def _foreach(draw: Any, pool: list[torch.Tensor]) -> None:
     x = draw(st.sampled_from(pool))
-    if x.dtype.is_floating_point:
-        torch._foreach_mul_([draw_views(draw, x, 2, injective=True) for _ in range(draw(st.integers(1, 3)))], 2.0)
+    torch._foreach_mul_([draw_views(draw, x, 2, injective=True) for _ in range(draw(st.integers(1, 3)))], 2)
 
 
 def _random(draw: Any, pool: list[torch.Tensor]) -> None:

@@ -87,9 +87,18 @@ def _task(name: str) -> str:
 
 def test_pool_survives_crashes_hangs_and_exceptions() -> None:
     tasks = ["a", "crash", "b", "raise", "hang", "c"]
-    outcomes = {o.task: o for o in run_pool(tasks, _task, setup=_setup, jobs=1, timeout=12)}
+    outcomes = {o.task: o for o in run_pool(tasks, _task, setup=_setup, jobs=1, timeout=3)}
     assert set(outcomes) == set(tasks)
     assert [outcomes[t].value for t in "abc"] == ["A", "B", "C"]
     assert "SIGABRT" in (outcomes["crash"].crash or "")
     assert "no answer" in (outcomes["hang"].crash or "")
     assert "bad task" in (outcomes["raise"].crash or "")
+
+
+def _bad_setup() -> None:
+    raise ImportError("nothing to import")
+
+
+def test_pool_that_cannot_be_set_up_says_why() -> None:
+    with pytest.raises(RuntimeError, match="nothing to import"):
+        list(run_pool(["a", "b"], _task, setup=_bad_setup, jobs=2))

@@ -71,7 +71,9 @@ def test_run_stops_at_the_stage_asked_for() -> None:
     stages = run_pipeline(graph)
     for name in stages.names:
         assert run(graph, name) == stages[name]
-    with pytest.raises(ValueError, match="no stage 'fast'; there are recorded, functional, views, cse, dce, owned, opt"):
+    with pytest.raises(
+        ValueError, match="no stage 'fast'; there are recorded, functional, views, cse, dce, owned, opt"
+    ):
         run(graph, "fast")
     with pytest.raises(KeyError, match="no stage 'fast'"):
         stages["fast"]

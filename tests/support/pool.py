@@ -28,17 +28,22 @@ class Outcome:
 
 
 def _serve(pipe: Connection, setup: Callable[..., None], setup_args: tuple[Any, ...], work: Callable[[str], Any]) -> None:
-    """The child's loop: set up once, then answer task after task."""
-    setup(*setup_args)
+    """The child's loop: set up once, say so, then answer task after task."""
+    try:
+        setup(*setup_args)
+    except BaseException:
+        pipe.send(("no setup", traceback.format_exc()))
+        return
+    pipe.send(("ready", None))
     while True:
         try:
             task = pipe.recv()
         except EOFError:
             return
         try:
-            answer = (True, work(task))
+            answer = ("done", work(task))
         except BaseException as error:  # the parent decides; the worker must live on
-            answer = (False, f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+            answer = ("raised", f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
         pipe.send(answer)
 
 
@@ -46,6 +51,7 @@ def _serve(pipe: Connection, setup: Callable[..., None], setup_args: tuple[Any, 
 class _Worker:
     process: BaseProcess
     pipe: Connection
+    ready: bool = False
     task: str | None = None
     since: float = 0.0
 
@@ -56,6 +62,15 @@ def _death(process: BaseProcess) -> str:
     if code is not None and code < 0:
         return f"killed by {signal.Signals(-code).name}"
     return f"exited with status {code}"
+
+
+def _answer(worker: _Worker) -> tuple[str, Any]:
+    """What the child says, or ("died", how)."""
+    try:
+        answer: tuple[str, Any] = worker.pipe.recv()
+    except (EOFError, ConnectionResetError):
+        return "died", _death(worker.process)
+    return answer
 
 
 def run_pool(
@@ -69,11 +84,11 @@ def run_pool(
 ) -> Iterator[Outcome]:
     """Run ``work(task)`` for each task in ``jobs`` children and yield outcomes as they come.
 
-    A child that dies or passes ``timeout`` seconds on a task is replaced, and its task is reported as a crash.
+    A child that dies or passes ``timeout`` seconds on a task is replaced, and its task is reported as a crash. Setting up
+    is not timed (it may build native code), and a child that cannot be set up ends the run: every task would fail alike.
     """
     context = multiprocessing.get_context("spawn")
     queue = list(tasks)[::-1]
-    workers: list[_Worker] = []
 
     def start() -> _Worker:
         ours, theirs = context.Pipe()
@@ -88,43 +103,45 @@ def run_pool(
         if worker.task is not None:
             worker.pipe.send(worker.task)
 
+    workers = [start() for _ in range(min(jobs, len(queue)))]
     try:
-        for _ in range(min(jobs, len(queue))):
-            workers.append(start())
-            give(workers[-1])
-        while any(w.task is not None for w in workers):
-            busy = [w for w in workers if w.task is not None]
-            ready = wait([w.pipe for w in busy], timeout=1.0)
-            for worker in busy:
+        while workers:
+            said = wait([w.pipe for w in workers], timeout=1.0)
+            for worker in list(workers):
                 spent = time.monotonic() - worker.since
-                crash: str | None = None
-                value: Any = None
-                if worker.pipe in ready:
-                    try:
-                        ok, value = worker.pipe.recv()
-                        if not ok:
-                            crash, value = f"harness error: {value}", None
-                    except (EOFError, ConnectionResetError):
-                        crash = _death(worker.process)
-                elif spent > timeout:
-                    worker.process.kill()
-                    crash = f"no answer within {timeout:.0f} s"
+                if worker.pipe in said:
+                    kind, value = _answer(worker)
+                elif worker.ready and spent > timeout:
+                    kind, value = "died", f"no answer within {timeout:.0f} s"
                 else:
                     continue
-                assert worker.task is not None
-                yield Outcome(worker.task, value, crash, spent)
-                if crash is not None and not crash.startswith("harness error"):
-                    worker.process.kill()
-                    worker.process.join()
-                    if not queue:
-                        worker.task = None
-                        continue
-                    fresh = start()
-                    worker.process, worker.pipe = fresh.process, fresh.pipe
+                if kind == "no setup" or (kind == "died" and not worker.ready):
+                    raise RuntimeError(f"a child of the survey could not be set up: {value}")
+                if kind == "ready":
+                    worker.ready = True
+                else:
+                    assert worker.task is not None
+                    crash = {"done": None, "raised": f"harness error: {value}", "died": value}[kind]
+                    yield Outcome(worker.task, value if kind == "done" else None, crash, spent)
+                if kind == "died":
+                    _stop(worker)
+                    workers.remove(worker)
+                    if queue:
+                        workers.append(start())
+                    continue
                 give(worker)
+                if worker.task is None:
+                    _stop(worker)
+                    workers.remove(worker)
     finally:
         for worker in workers:
-            worker.pipe.close()
-            worker.process.join(5)
-            if worker.process.is_alive():
-                worker.process.kill()
+            _stop(worker)
+
+
+def _stop(worker: _Worker) -> None:
+    """Closing the pipe ends an idle child; one that does not end is killed."""
+    worker.pipe.close()
+    worker.process.join(0.5)
+    if worker.process.is_alive():
+        worker.process.kill()
+        worker.process.join()
