@@ -101,8 +101,8 @@ def _install() -> None:
         C.add_internal_path(f"{package}/")
     C.set_callbacks(_runtime.on_sync, _runtime.on_fallback)
     for entry in load_table(config.cache_dir):
-        if entry.kind is Kind.RECORD:
-            C.register_operator(entry.name, entry.flags)
+        if entry.kind in (Kind.RECORD, Kind.KERNEL):
+            C.register_operator(entry.name, entry.flags, entry.kind is Kind.KERNEL)
     device.install(C, cut=_after_optimizer, synchronize=_synchronize)
     metrics.attach(lambda: C.counters(0), lambda: C.reset_counters(0))
     config.subscribe(_on_config)

@@ -11,7 +11,9 @@ from hypothesis import HealthCheck, settings
 from tests.support import DEVICE, load_device, reset_device
 
 # Recording the first example of a new graph is slower than the rest, so hypothesis must not judge by time.
-settings.register_profile("tarry", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+settings.register_profile(
+    "tarry", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 settings.load_profile("tarry")
 
 

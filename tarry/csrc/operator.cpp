@@ -124,14 +124,18 @@ Operator* find_operator(const char* name, const char* overload) {
   return intern(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload), 0);
 }
 
-bool register_operator(const std::string& name, uint32_t flags) {
+bool register_operator(const std::string& name, uint32_t flags, bool has_kernel) {
   const size_t dot = name.find('.');
   const c10::OperatorName key(name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1));
   auto handle = c10::Dispatcher::singleton().findSchema(key);
   if (!handle) {
     return false;
   }
-  Operator* op = intern(*handle, flags);
+  Operator* op = intern(*handle, 0);
+  op->flags |= flags;
+  if (has_kernel) {
+    return true;
+  }
   const size_t colons = name.find("::");
   auto library = std::make_unique<torch::Library>(
       torch::Library::IMPL, name.substr(0, colons), c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);

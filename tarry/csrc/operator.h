@@ -57,7 +57,8 @@ struct Operator {
 // The one Operator of a handle; made on first sight for operators that no table lists (custom operators).
 Operator* find_operator(const c10::OperatorHandle& handle);
 Operator* find_operator(const char* name, const char* overload);
-// Registers the recording kernel for an operator of the table; unknown names are ignored (another torch version's).
-bool register_operator(const std::string& name, uint32_t flags);
+// Notes the flags of an operator of the table and registers the recording kernel for it, unless it has a kernel of its own.
+// False for an unknown name (of another torch version).
+bool register_operator(const std::string& name, uint32_t flags, bool has_kernel);
 
 } // namespace tarry

@@ -14,7 +14,7 @@ import torch
 from tarry.errors import IRError
 from tarry.ir.graph import HERE, Graph, Node, Number, Value, map_leaves
 from tarry.ir.infer import call, flat_returns
-from tarry.ir.layout import TensorType, extent, is_injective, same_addresses
+from tarry.ir.layout import Layout, TensorType, extent, is_injective, same_addresses
 from tarry.ir.operators import STRIDED_SCATTER, STRIDED_VIEW, operator, view_of
 from tarry.ir.text import node_text, type_text
 
@@ -56,14 +56,7 @@ def _run(
     if node.op == STRIDED_VIEW:
         return [_window(_own_buffer(args[0]), view_of(node.args))]
     if node.op == STRIDED_SCATTER:
-        result, window = _own_copy(args[0]), view_of(node.args)
-        target = _window(_own_buffer(result), window)
-        if is_injective(window.sizes, window.strides):
-            target.copy_(args[1])
-        else:  # only operators that write the same everywhere (fill_) may do this: the last one wins
-            for index in itertools.product(*map(range, window.sizes)):
-                target[index] = args[1][index]
-        return [result]
+        return [_scattered(args[0], args[1], view_of(node.args))]
     if node.op in ("aten::as_strided", "aten::as_strided_scatter"):
         # Offsets count from the start of the value's buffer, which a view of a bigger tensor does not know about.
         args[0] = _own_copy(args[0])
@@ -96,7 +89,18 @@ def _own_buffer(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((reach,), (1,)).view(torch.uint8)
 
 
-def _window(buffer: torch.Tensor, layout: Any) -> torch.Tensor:
+def _scattered(base: torch.Tensor, source: torch.Tensor, window: Layout) -> torch.Tensor:
+    result = _own_copy(base)
+    target = _window(_own_buffer(result), window)
+    if is_injective(window.sizes, window.strides):
+        target.copy_(source)
+    else:  # only operators that write the same everywhere (fill_) may do this: any order will do
+        for index in itertools.product(*map(range, window.sizes)):
+            target[index] = source[index]
+    return result
+
+
+def _window(buffer: torch.Tensor, layout: Layout) -> torch.Tensor:
     """The buffer seen through a layout."""
     if layout.numel == 0:
         return torch.empty_strided(layout.sizes, layout.strides, dtype=layout.dtype)

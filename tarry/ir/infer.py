@@ -43,7 +43,7 @@ def infer(op: str, args: tuple[Any, ...]) -> tuple[TensorType | None, ...]:
 
 
 class _Call:
-    """A cache key: the call up to the identity of values and the values of numbers."""
+    """A cache key: the call up to the identity of values and numbers."""
 
     __slots__ = ("args", "key", "op")
 
@@ -63,7 +63,7 @@ def _anonymous(leaf: Any) -> Any:
     if isinstance(leaf, Value):
         return leaf.type
     if isinstance(leaf, Number):
-        return (Number, leaf.kind, leaf.dtype)
+        return (Number, leaf.kind, leaf.dtype, typed(leaf.value))  # aten::arange has as many elements as numbers say
     return leaf
 
 

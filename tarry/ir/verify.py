@@ -231,7 +231,8 @@ def _(graph: Graph) -> Iterator[Problem]:
     for node in graph.nodes:
         written = _written(node)
         for (old, out), new in zip(written, node.outputs[len(node.outputs) - len(written) :], strict=True):
-            if new is None or (new.type != old.type and not (out and new.type.dtype == old.type.dtype)):
+            resized = out and new is not None and new.type.dtype == old.type.dtype
+            if new is None or not (new.type.matches(old.type) or resized):
                 found = "nothing" if new is None else type_text(new.type)
                 yield Problem(f"%{old.id} is {type_text(old.type)}, but its new content is {found}", node)
 

@@ -106,7 +106,7 @@ def _plan_dtype(chain: _Chain, want: Layout) -> None:
         _plan(chain, want)
     elif want.dtype.is_complex and not have.is_complex:
         _plan(chain, _refined(want, REAL_OF[want.dtype], 2))
-        chain.add("aten::view_as_complex")
+        _reinterpret(chain, "aten::view_as_complex")
     elif have.itemsize == want.dtype.itemsize:
         chain.add("aten::view.dtype", want.dtype)
         _plan(chain, want)
@@ -124,8 +124,16 @@ def _plan_dtype(chain: _Chain, want: Layout) -> None:
     else:
         ratio = want.dtype.itemsize // have.itemsize
         _plan(chain, _refined(want, have, ratio))
-        chain.add("aten::view.dtype", want.dtype)
+        _reinterpret(chain, "aten::view.dtype", want.dtype)
         chain.add("aten::squeeze.dim", len(want.sizes))
+
+
+def _reinterpret(chain: _Chain, op: str, *args: Any) -> None:
+    """Elements of a bigger dtype. PyTorch wants every stride divisible, those of dimensions of size 1 too, which may be
+    anything: a view of the same sizes gives them the strides of their neighbours."""
+    if not chain.attempt(_Chain.add, op, *args):
+        chain.add("aten::view", chain.layout.sizes)
+        chain.add(op, *args)
 
 
 def _refined(want: Layout, dtype: torch.dtype, ratio: int) -> Layout:

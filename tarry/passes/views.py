@@ -48,7 +48,10 @@ class _Recovery:
             else:
                 outputs = self.builder.copy(node)
                 self.emit.note(node, outputs, self.builder.resolve(node.args))
-        return self.builder.finish()
+        # A chain may end in other strides of dimensions of size 1, which only show at the edge of the graph.
+        self.emit.like = None
+        returned = [self.emit.retype(self.builder.resolve(value), value.type) for value in self.graph.outputs]
+        return self.builder.finish(returned, self.graph.replaces)
 
     # --- reading ---
 

@@ -52,7 +52,7 @@ class Writer:
         name = self.world.fresh()
         source = f"torch.arange({count}, device=D).reshape({shape}).to(torch.{dtype})"
         if self._int(0, 3) == 0:
-            source = f"torch.tensor({list(range(count))}, dtype=torch.{dtype}).reshape({shape}).to(D)"
+            source = f"torch.tensor({list(range(count))}, dtype=torch.{dtype}).reshape({shape}).to(D, copy=True)"
         self.world.run(f"{name} = {source}", (name,))
 
     def view(self) -> None:
@@ -85,12 +85,20 @@ class Writer:
         source = self.name()
         text = self._pick(
             (
-                "{0}.clone()", "{0} + {0}", "{0}.contiguous().clone()", "{0}.flip(0) if {0}.dim() else {0}.clone()", "torch.zeros_like({0})",
-                "torch.cat([{0}.flatten(), {0}.flatten()])", "{0}.to(torch.float64) if not {0}.is_complex() else {0} * 2",
-                "{0}.new_ones({0}.shape)", "torch.empty_like({0}).copy_({0})", "{0}.clone(memory_format=torch.contiguous_format)",
-                "{0}.detach().clone().cpu().to(D)", "{0}.sum(0) if {0}.dim() else {0} * {0}",
+                "{0}.clone()",
+                "{0} + {0}",
+                "{0}.contiguous().clone()",
+                "{0}.flip(0) if {0}.dim() else {0}.clone()",
+                "torch.zeros_like({0})",
+                "torch.cat([{0}.flatten(), {0}.flatten()])",
+                "{0}.to(torch.float64) if not {0}.is_complex() else {0} * 2",
+                "{0}.new_ones({0}.shape)",
+                "torch.empty_like({0}).copy_({0})",
+                "{0}.clone(memory_format=torch.contiguous_format)",
+                "{0}.detach().clone().cpu().to(D)",
+                "{0}.sum(0) if {0}.dim() else {0} * {0}",
             )
-        ).format(source)  # fmt: skip
+        ).format(source)
         name = self.world.fresh()
         self.world.run(f"{name} = {text}", (name,))
 
@@ -107,12 +115,25 @@ class Writer:
         value = self.number(self.world[target].dtype)
         line = self._pick(
             (
-                f"{target}.add_({value})", f"{target}.mul_({value})", f"{target}.fill_({value})", f"{target}.zero_()",
-                f"{target}.sub_({value})", f"{target}.neg_()", f"{target} += {value}", f"{target} *= {value}", f"{target}[...] = {value}",
-                f"{target}.clamp_(min={value})", f"{target}.pow_(2)", f"{target}.data.add_({value})", f"{target}.detach().mul_({value})",
+                f"{target}.add_({value})",
+                f"{target}.mul_({value})",
+                f"{target}.fill_({value})",
+                f"{target}.zero_()",
+                f"{target}.sub_({value})",
+                f"{target}.neg_()",
+                f"{target} += {value}",
+                f"{target} *= {value}",
+                f"{target}[...] = {value}",
+                f"{target}.clamp_(min={value})",
+                f"{target}.pow_(2)",
+                f"{target}.data.add_({value})",
+                f"{target}.detach().mul_({value})",
             )
-        )  # fmt: skip
-        self.world.run(line)
+        )
+        if not (
+            ".sub_" in line and self.world[target].dtype == torch.bool
+        ):  # refused by the kernel, so only when it runs
+            self.world.run(line)
 
     def write_tensor(self) -> None:
         target, source = self.name(), self.name()
@@ -120,13 +141,21 @@ class Writer:
             return
         line = self._pick(
             (
-                f"{target}.copy_({source})", f"{target}.add_({source})", f"{target}.mul_({source})", f"{target}[...] = {source}",
-                f"{target}.sub_({source}, alpha=2)", f"torch.add({source}, 1, out={target})", f"torch.mul({source}, {source}, out={target})",
-                f"{target}.copy_({source}.sum())", f"torch.neg({source}, out={target})",
+                f"{target}.copy_({source})",
+                f"{target}.add_({source})",
+                f"{target}.mul_({source})",
+                f"{target}[...] = {source}",
+                f"{target}.sub_({source}, alpha=2)",
+                f"torch.add({source}, 1, out={target})",
+                f"torch.mul({source}, {source}, out={target})",
+                f"{target}.copy_({source}.sum())",
+                f"torch.neg({source}, out={target})",
             )
-        )  # fmt: skip
+        )
         if "out=" in line and self.world[target].shape != self.world[source].shape:
             return  # out= would resize a view, which eager deprecates with a warning
+        if ".sub_" in line and self.world[target].dtype == torch.bool:
+            return  # as above
         self.world.run(line)
 
     def write_part(self) -> None:
@@ -140,14 +169,20 @@ class Writer:
         rows = self.data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=3, unique=True))
         line = self._pick(
             (
-                f"{target}[{i}] = {value}", f"{target}[{i}:] = {value}", f"{target}[::2] = {value}", f"{target}[{rows}] = {value}",
-                f"{target}[..., -1:] = {value}", f"{target}[{target} == {value}] = {value}", f"{target}.masked_fill_({target} != {value}, {value})",
-                f"{target}[torch.tensor({rows}, device=D)] += {value}", f"{target}.index_fill_(0, torch.tensor({rows}, device=D), {value})",
-                f"{target}.index_put_((torch.tensor({rows}, device=D),), torch.tensor({value}, device=D).to({target}.dtype), accumulate=True)",
+                f"{target}[{i}] = {value}",
+                f"{target}[{i}:] = {value}",
+                f"{target}[::2] = {value}",
+                f"{target}[{rows}] = {value}",
+                f"{target}[..., -1:] = {value}",
+                f"{target}[{target} == {value}] = {value}",
+                f"{target}.masked_fill_({target} != {value}, {value})",
+                f"{target}[torch.tensor({rows}, device=D)] += {value}",
+                f"{target}.index_fill_(0, torch.tensor({rows}, device=D), {value})",
+                f"{target}.index_put_((torch.tensor({rows}, device=D),), {target}.new_full((), {value}), accumulate=True)",
                 f"{target}.index_copy_(0, torch.tensor({rows}, device=D), {target}[{rows}].flip(0).clone())",
                 f"{target}[1:] = {target}[:-1].clone()",
             )
-        )  # fmt: skip
+        )
         self.world.run(line)
 
     # Everything else

@@ -52,14 +52,29 @@ def test_write_to_a_slice_is_seen_through_every_view() -> None:
 
 def test_write_before_and_after_a_cut() -> None:
     _program(
-        "t0 = torch.arange(6., device=D)", "t1 = t0[::2]", "t1.add_(1)", "cut()", "t0.mul_(2)", "cut()", "cut()", "t1.sub_(3)",
-        "r = t0[0].item()", "t1.add_(1)",
-    )  # fmt: skip
+        "t0 = torch.arange(6., device=D)",
+        "t1 = t0[::2]",
+        "t1.add_(1)",
+        "cut()",
+        "t0.mul_(2)",
+        "cut()",
+        "cut()",
+        "t1.sub_(3)",
+        "r = t0[0].item()",
+        "t1.add_(1)",
+    )
 
 
 @pytest.mark.parametrize("cut_at", range(6))
 def test_an_update_pending_at_a_cut_is_applied_once(cut_at: int) -> None:
-    lines = ["t0 = torch.ones(4, device=D)", "t1 = t0.view(2, 2)", "t0.add_(1)", "t1[0].mul_(3)", "t0.add_(t0)", "t1.neg_()"]
+    lines = [
+        "t0 = torch.ones(4, device=D)",
+        "t1 = t0.view(2, 2)",
+        "t0.add_(1)",
+        "t1[0].mul_(3)",
+        "t0.add_(t0)",
+        "t1.neg_()",
+    ]
     lines.insert(cut_at + 1, "cut()")
     _program(*lines)
 

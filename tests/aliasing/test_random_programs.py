@@ -1,6 +1,6 @@
 """Random programs of views, writes through views, reads and cuts: the device may not be told from CPU eager.
 
-The lazy state lives in the storage, so aliasing ought to be right by construction; this looks for the construction's holes.
+The lazy state lives in the storage, so aliasing ought to be right by construction; this looks for the holes in it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,20 @@ def _play(data: st.DataObject, lines: int) -> None:
     for _ in range(data.draw(st.integers(1, 2))):
         writer.base()
     moves = (
-        writer.view, writer.view, writer.view, writer.pieces, writer.write_number, writer.write_tensor, writer.write_part,
-        writer.write_number, writer.copy, writer.sync, writer.metadata, writer.drop, writer.base,
-    )  # fmt: skip
+        writer.view,
+        writer.view,
+        writer.view,
+        writer.pieces,
+        writer.write_number,
+        writer.write_tensor,
+        writer.write_part,
+        writer.write_number,
+        writer.copy,
+        writer.sync,
+        writer.metadata,
+        writer.drop,
+        writer.base,
+    )
     try:
         for _ in range(data.draw(st.integers(1, lines))):
             data.draw(st.sampled_from(moves))()
@@ -47,7 +58,7 @@ def test_views_and_writes_at_length(data: st.DataObject) -> None:
 
 
 def _play_gradients(data: st.DataObject, lines: int) -> None:
-    """The same under autograd: views of a differentiable tensor, written in place, and the gradient of all that is left."""
+    """The same under autograd: views of a differentiable tensor, written in place; the gradient of all that is left."""
     world = World()
     shape = data.draw(st.sampled_from(((4, 3), (2, 3, 4), (6,))))
     count = int(torch.Size(shape).numel())
@@ -56,7 +67,16 @@ def _play_gradients(data: st.DataObject, lines: int) -> None:
     world.run("t0 = leaf * 2", ("t0",))
     world.made = 1
     writer = Writer(world, data, dtypes=("float64",))
-    moves = (writer.view, writer.view, writer.pieces, writer.write_number, writer.write_tensor, writer.write_part, writer.copy, writer.sync)
+    moves = (
+        writer.view,
+        writer.view,
+        writer.pieces,
+        writer.write_number,
+        writer.write_tensor,
+        writer.write_part,
+        writer.copy,
+        writer.sync,
+    )
     try:
         for _ in range(data.draw(st.integers(1, lines))):
             data.draw(st.sampled_from(moves))()

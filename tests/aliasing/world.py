@@ -1,4 +1,4 @@
-"""Two worlds in lock-step: the same lines of Python run on CPU eager and on the device, and nothing may tell them apart.
+"""Two worlds in lock-step: the same lines of Python run on CPU eager and on the device; nothing may tell them apart.
 
 A program is a list of source lines over variables t0, t1, ...; a failing one is its own reproducer.
 """
@@ -35,7 +35,7 @@ def overlaps_itself(tensor: Tensor) -> bool:
 
 
 def overlaps_partly(written: Tensor, read: Tensor) -> bool:
-    """Source and destination share some memory without being the same view: eager's result depends on traversal order."""
+    """Source and destination share memory without being the same view: the result depends on the order of copying."""
     if storage_id(written) != storage_id(read):
         return False
     same = (written.shape, written.stride(), written.storage_offset(), written.dtype)
@@ -52,11 +52,16 @@ def _leaf(tensor: Tensor) -> bool | str:
         return type(error).__name__
 
 
+def _strides(tensor: Tensor) -> list[int]:
+    """The strides that lead anywhere: of a dimension of one element, or of an empty tensor, a kernel may set any."""
+    return [s for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1] if tensor.numel() else []
+
+
 def _facts(tensor: Tensor) -> dict[str, Any]:
     return {
         "shape": tuple(tensor.shape),
-        "stride": tensor.stride(),
-        "offset": tensor.storage_offset(),
+        "stride": _strides(tensor),
+        "offset": tensor.storage_offset() if tensor.numel() else 0,
         "dtype": tensor.dtype,
         "contiguous": tensor.is_contiguous(),
         "conj": tensor.is_conj(),
@@ -136,7 +141,9 @@ class World:
         for name in self.names:
             cpu, dev = _facts(self.cpu[name]), _facts(self.dev[name])
             assert dev == cpu, (
-                f"{name}: " + "; ".join(f"{k} {dev[k]} != {cpu[k]}" for k in cpu if dev[k] != cpu[k]) + f"\n{self.program()}"
+                f"{name}: "
+                + "; ".join(f"{k} {dev[k]} != {cpu[k]}" for k in cpu if dev[k] != cpu[k])
+                + f"\n{self.program()}"
             )
         for i, a in enumerate(self.names):
             for b in self.names[i + 1 :]:

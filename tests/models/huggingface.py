@@ -92,9 +92,14 @@ def causal(class_name: str, config_name: str, *, cache: bool = True, **settings:
     def generate(model: Any, device: str) -> Tensor:
         ids = _tokens(99, BATCH, 5).to(device)
         out: Tensor = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS,
-            do_sample=False, use_cache=cache, pad_token_id=0,
-        )  # fmt: skip
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NEW_TOKENS,
+            min_new_tokens=NEW_TOKENS,
+            do_sample=False,
+            use_cache=cache,
+            pad_token_id=0,
+        )
         return out
 
     def build() -> Program:
@@ -128,18 +133,39 @@ def seq2seq(class_name: str, config_name: str, **settings: Any) -> Builder:
     def generate(model: Any, device: str) -> Tensor:
         ids = _tokens(99, BATCH, 6).to(device)
         out: Tensor = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False, num_beams=1
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NEW_TOKENS,
+            min_new_tokens=NEW_TOKENS,
+            do_sample=False,
+            num_beams=1,
         )
         return out
 
     def build() -> Program:
         shared = {
-            "vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-            "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 64,
-            "dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "pad_token_id": 0, "bos_token_id": 1,
-            "eos_token_id": 2, "decoder_start_token_id": 1, "forced_eos_token_id": None, "forced_bos_token_id": None,
-        }  # fmt: skip
-        return Program(_model(class_name, config_name, {**shared, **settings}), batch, _own_loss, _adamw, generate=generate)
+            "vocab_size": VOCABULARY,
+            "d_model": 32,
+            "encoder_layers": 2,
+            "decoder_layers": 2,
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4,
+            "encoder_ffn_dim": 48,
+            "decoder_ffn_dim": 48,
+            "max_position_embeddings": 64,
+            "dropout": 0.0,
+            "attention_dropout": 0.0,
+            "activation_dropout": 0.0,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "decoder_start_token_id": 1,
+            "forced_eos_token_id": None,
+            "forced_bos_token_id": None,
+        }
+        return Program(
+            _model(class_name, config_name, {**shared, **settings}), batch, _own_loss, _adamw, generate=generate
+        )
 
     return build
 
@@ -173,8 +199,13 @@ def other(
 
 
 _VIT = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "image_size": 32, "patch_size": 8,
-}  # fmt: skip
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "image_size": 32,
+    "patch_size": 8,
+}
 
 
 def _segment_batch(step: int) -> dict[str, Tensor]:
@@ -192,12 +223,20 @@ def _clip_batch(step: int) -> dict[str, Tensor]:
 
 _CLIP = {
     "text_config": {
-        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "max_position_embeddings": 16, "projection_dim": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 16,
+        "projection_dim": 16,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
     },
     "vision_config": {**_VIT, "projection_dim": 16},
     "projection_dim": 16,
-}  # fmt: skip
+}
 
 
 def _whisper_batch(step: int) -> dict[str, Tensor]:
@@ -223,12 +262,29 @@ def _speech_batch(step: int) -> dict[str, Tensor]:
 
 
 _SPEECH = {
-    "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
-    "conv_dim": (16, 16, 16), "conv_stride": (4, 2, 2), "conv_kernel": (8, 3, 3), "num_feat_extract_layers": 3,
-    "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4, "hidden_dropout": 0.0, "activation_dropout": 0.0,
-    "attention_dropout": 0.0, "feat_proj_dropout": 0.0, "final_dropout": 0.0, "layerdrop": 0.0, "mask_time_prob": 0.0,
-    "apply_spec_augment": False, "ctc_loss_reduction": "mean", "ctc_zero_infinity": True, "pad_token_id": 0,
-}  # fmt: skip
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "conv_dim": (16, 16, 16),
+    "conv_stride": (4, 2, 2),
+    "conv_kernel": (8, 3, 3),
+    "num_feat_extract_layers": 3,
+    "num_conv_pos_embeddings": 8,
+    "num_conv_pos_embedding_groups": 4,
+    "hidden_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "feat_proj_dropout": 0.0,
+    "final_dropout": 0.0,
+    "layerdrop": 0.0,
+    "mask_time_prob": 0.0,
+    "apply_spec_augment": False,
+    "ctc_loss_reduction": "mean",
+    "ctc_zero_infinity": True,
+    "pad_token_id": 0,
+}
 
 
 def _masked_image_batch(step: int) -> dict[str, Tensor]:
@@ -246,8 +302,13 @@ ZOO: dict[str, Builder] = {
     "mixtral": causal("MixtralForCausalLM", "MixtralConfig", num_local_experts=4, num_experts_per_tok=2),
     "qwen2": causal("Qwen2ForCausalLM", "Qwen2Config"),
     "qwen2-moe": causal(
-        "Qwen2MoeForCausalLM", "Qwen2MoeConfig", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
-        shared_expert_intermediate_size=16, output_router_logits=True,
+        "Qwen2MoeForCausalLM",
+        "Qwen2MoeConfig",
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+        output_router_logits=True,
     ),
     "qwen3": causal("Qwen3ForCausalLM", "Qwen3Config", head_dim=8),
     "gemma": causal("GemmaForCausalLM", "GemmaConfig", head_dim=8),
@@ -258,8 +319,14 @@ ZOO: dict[str, Builder] = {
     "bloom": causal("BloomForCausalLM", "BloomConfig", n_layer=2, n_head=4),
     "gpt-neox": causal("GPTNeoXForCausalLM", "GPTNeoXConfig"),
     "gpt-neo": causal(
-        "GPTNeoForCausalLM", "GPTNeoConfig", num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]],
-        window_size=4, embed_dropout=0.0, resid_dropout=0.0,
+        "GPTNeoForCausalLM",
+        "GPTNeoConfig",
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        window_size=4,
+        embed_dropout=0.0,
+        resid_dropout=0.0,
     ),
     "gptj": causal("GPTJForCausalLM", "GPTJConfig", n_embd=32, n_layer=2, n_head=4, rotary_dim=4, n_positions=64),
     "gpt-bigcode": causal("GPTBigCodeForCausalLM", "GPTBigCodeConfig", n_embd=32, n_layer=2, n_head=4, n_positions=64),
@@ -268,68 +335,180 @@ ZOO: dict[str, Builder] = {
     "stablelm": causal("StableLmForCausalLM", "StableLmConfig"),
     "olmo2": causal("Olmo2ForCausalLM", "Olmo2Config"),
     "deepseek-v3": causal(
-        "DeepseekV3ForCausalLM", "DeepseekV3Config", n_routed_experts=4, num_experts_per_tok=2, n_group=2, topk_group=1,
-        moe_intermediate_size=16, q_lora_rank=16, kv_lora_rank=8, qk_rope_head_dim=4, v_head_dim=8, qk_nope_head_dim=4,
-        first_k_dense_replace=1, n_shared_experts=1, num_key_value_heads=4,
+        "DeepseekV3ForCausalLM",
+        "DeepseekV3Config",
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=2,
+        topk_group=1,
+        moe_intermediate_size=16,
+        q_lora_rank=16,
+        kv_lora_rank=8,
+        qk_rope_head_dim=4,
+        v_head_dim=8,
+        qk_nope_head_dim=4,
+        first_k_dense_replace=1,
+        n_shared_experts=1,
+        num_key_value_heads=4,
     ),
     "mamba": causal("MambaForCausalLM", "MambaConfig", state_size=4, time_step_rank=4),
     "mamba2": causal(
         "Mamba2ForCausalLM", "Mamba2Config", num_heads=8, head_dim=8, state_size=8, n_groups=2, chunk_size=4, expand=2
     ),
     "rwkv": causal("RwkvForCausalLM", "RwkvConfig", context_length=64, attention_hidden_size=32),
-    "xlnet": causal("XLNetLMHeadModel", "XLNetConfig", d_model=32, n_layer=2, n_head=4, d_inner=48, max_position_embeddings=...),
+    "xlnet": causal(
+        "XLNetLMHeadModel", "XLNetConfig", d_model=32, n_layer=2, n_head=4, d_inner=48, max_position_embeddings=...
+    ),
     "bert": encoder("BertForMaskedLM", "BertConfig"),
     "roberta": encoder("RobertaForMaskedLM", "RobertaConfig"),
     "distilbert": encoder("DistilBertForMaskedLM", "DistilBertConfig", dim=32, n_layers=2, n_heads=4, hidden_dim=48),
     "albert": encoder("AlbertForMaskedLM", "AlbertConfig", embedding_size=16),
     "electra": encoder("ElectraForMaskedLM", "ElectraConfig", embedding_size=16),
     "deberta-v2": encoder(
-        "DebertaV2ForMaskedLM", "DebertaV2Config", relative_attention=True, pos_att_type=["c2p", "p2c"],
-        max_relative_positions=16, position_buckets=8, share_att_key=True, norm_rel_ebd="layer_norm",
+        "DebertaV2ForMaskedLM",
+        "DebertaV2Config",
+        relative_attention=True,
+        pos_att_type=["c2p", "p2c"],
+        max_relative_positions=16,
+        position_buckets=8,
+        share_att_key=True,
+        norm_rel_ebd="layer_norm",
     ),
     "modernbert": encoder(
-        "ModernBertForMaskedLM", "ModernBertConfig", cls_token_id=1, sep_token_id=2, local_attention=8,
-        mlp_dropout=0.0, embedding_dropout=0.0,
+        "ModernBertForMaskedLM",
+        "ModernBertConfig",
+        cls_token_id=1,
+        sep_token_id=2,
+        local_attention=8,
+        mlp_dropout=0.0,
+        embedding_dropout=0.0,
     ),
     "longformer": encoder("LongformerForMaskedLM", "LongformerConfig", attention_window=4, sep_token_id=2),
     "fnet": other(
-        "FNetForMaskedLM", "FNetConfig", lambda step: {"input_ids": _tokens(step, BATCH, LENGTH), "labels": _tokens(step, BATCH, LENGTH)},
-        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, intermediate_size=48, hidden_dropout_prob=0.0, max_position_embeddings=64,
+        "FNetForMaskedLM",
+        "FNetConfig",
+        lambda step: {"input_ids": _tokens(step, BATCH, LENGTH), "labels": _tokens(step, BATCH, LENGTH)},
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        intermediate_size=48,
+        hidden_dropout_prob=0.0,
+        max_position_embeddings=64,
     ),
-    "t5": seq2seq("T5ForConditionalGeneration", "T5Config", d_kv=8, d_ff=48, num_layers=2, num_heads=4, dropout_rate=0.0),
+    "t5": seq2seq(
+        "T5ForConditionalGeneration", "T5Config", d_kv=8, d_ff=48, num_layers=2, num_heads=4, dropout_rate=0.0
+    ),
     "bart": seq2seq("BartForConditionalGeneration", "BartConfig"),
     "pegasus": seq2seq("PegasusForConditionalGeneration", "PegasusConfig"),
     "marian": seq2seq("MarianMTModel", "MarianConfig"),
     "vit": image("ViTForImageClassification", "ViTConfig", **_VIT),
     "deit": image("DeiTForImageClassification", "DeiTConfig", **_VIT),
     "beit": image("BeitForImageClassification", "BeitConfig", use_relative_position_bias=True, **_VIT),
-    "dinov2": image("Dinov2ForImageClassification", "Dinov2Config", **{k: v for k, v in _VIT.items() if k != "intermediate_size"}),
-    "vit-mae": other("ViTMAEForPreTraining", "ViTMAEConfig", _masked_image_batch, **_VIT, decoder_hidden_size=16,
-        decoder_num_hidden_layers=1, decoder_num_attention_heads=2, decoder_intermediate_size=32, hidden_dropout_prob=0.0),
-    "swin": image(
-        "SwinForImageClassification", "SwinConfig", image_size=32, patch_size=2, embed_dim=16, depths=[1, 2], num_heads=[2, 4], window_size=4
+    "dinov2": image(
+        "Dinov2ForImageClassification", "Dinov2Config", **{k: v for k, v in _VIT.items() if k != "intermediate_size"}
     ),
-    "convnext": image("ConvNextForImageClassification", "ConvNextConfig", hidden_sizes=[8, 16, 16, 24], depths=[1, 1, 1, 1]),
-    "resnet": image("ResNetForImageClassification", "ResNetConfig", embedding_size=8, hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1]),
-    "regnet": image("RegNetForImageClassification", "RegNetConfig", embedding_size=8, hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1], groups_width=8),
-    "mobilenet-v2": image("MobileNetV2ForImageClassification", "MobileNetV2Config", depth_multiplier=0.25, image_size=32, classifier_dropout_prob=0.0),
+    "vit-mae": other(
+        "ViTMAEForPreTraining",
+        "ViTMAEConfig",
+        _masked_image_batch,
+        **_VIT,
+        decoder_hidden_size=16,
+        decoder_num_hidden_layers=1,
+        decoder_num_attention_heads=2,
+        decoder_intermediate_size=32,
+        hidden_dropout_prob=0.0,
+    ),
+    "swin": image(
+        "SwinForImageClassification",
+        "SwinConfig",
+        image_size=32,
+        patch_size=2,
+        embed_dim=16,
+        depths=[1, 2],
+        num_heads=[2, 4],
+        window_size=4,
+    ),
+    "convnext": image(
+        "ConvNextForImageClassification", "ConvNextConfig", hidden_sizes=[8, 16, 16, 24], depths=[1, 1, 1, 1]
+    ),
+    "resnet": image(
+        "ResNetForImageClassification",
+        "ResNetConfig",
+        embedding_size=8,
+        hidden_sizes=[8, 16, 24, 32],
+        depths=[1, 1, 1, 1],
+    ),
+    "regnet": image(
+        "RegNetForImageClassification",
+        "RegNetConfig",
+        embedding_size=8,
+        hidden_sizes=[8, 16, 24, 32],
+        depths=[1, 1, 1, 1],
+        groups_width=8,
+    ),
+    "mobilenet-v2": image(
+        "MobileNetV2ForImageClassification",
+        "MobileNetV2Config",
+        depth_multiplier=0.25,
+        image_size=32,
+        classifier_dropout_prob=0.0,
+    ),
     "segformer": other(
-        "SegformerForSemanticSegmentation", "SegformerConfig", _segment_batch, num_labels=4, hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1],
-        num_attention_heads=[1, 2, 3, 4], decoder_hidden_size=16, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-        classifier_dropout_prob=0.0, drop_path_rate=0.0,
+        "SegformerForSemanticSegmentation",
+        "SegformerConfig",
+        _segment_batch,
+        num_labels=4,
+        hidden_sizes=[8, 16, 24, 32],
+        depths=[1, 1, 1, 1],
+        num_attention_heads=[1, 2, 3, 4],
+        decoder_hidden_size=16,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        classifier_dropout_prob=0.0,
+        drop_path_rate=0.0,
     ),
     "clip": other("CLIPModel", "CLIPConfig", _clip_batch, **_CLIP),
     "whisper": other(
-        "WhisperForConditionalGeneration", "WhisperConfig", _whisper_batch, generate=_whisper_generate, vocab_size=VOCABULARY, num_mel_bins=16,
-        d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=48,
-        decoder_ffn_dim=48, max_source_positions=20, max_target_positions=32, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-        decoder_start_token_id=1, dropout=0.0,
+        "WhisperForConditionalGeneration",
+        "WhisperConfig",
+        _whisper_batch,
+        generate=_whisper_generate,
+        vocab_size=VOCABULARY,
+        num_mel_bins=16,
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=48,
+        decoder_ffn_dim=48,
+        max_source_positions=20,
+        max_target_positions=32,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+        dropout=0.0,
     ),
     "wav2vec2": other("Wav2Vec2ForCTC", "Wav2Vec2Config", _speech_batch, **_SPEECH),
     "hubert": other("HubertForCTC", "HubertConfig", _speech_batch, **_SPEECH),
     "patchtst": other(
-        "PatchTSTForPrediction", "PatchTSTConfig", _series_batch, num_input_channels=3, context_length=32, prediction_length=8, patch_length=8,
-        patch_stride=8, d_model=16, num_attention_heads=2, num_hidden_layers=2, ffn_dim=32, attention_dropout=0.0, ff_dropout=0.0,
-        path_dropout=0.0, head_dropout=0.0, positional_dropout=0.0,
+        "PatchTSTForPrediction",
+        "PatchTSTConfig",
+        _series_batch,
+        num_input_channels=3,
+        context_length=32,
+        prediction_length=8,
+        patch_length=8,
+        patch_stride=8,
+        d_model=16,
+        num_attention_heads=2,
+        num_hidden_layers=2,
+        ffn_dim=32,
+        attention_dropout=0.0,
+        ff_dropout=0.0,
+        path_dropout=0.0,
+        head_dropout=0.0,
+        positional_dropout=0.0,
     ),
-}  # fmt: skip
+}

@@ -176,7 +176,13 @@ def deep_q() -> Program:
         return loss.detach()
 
     def batch(s: int) -> tuple[Tensor, ...]:
-        return numbers(s, BATCH, 4), classes(s, 3, BATCH), numbers(s + 1, BATCH), numbers(s + 2, BATCH, 4), classes(s, 2, BATCH).bool()
+        return (
+            numbers(s, BATCH, 4),
+            classes(s, 3, BATCH),
+            numbers(s + 1, BATCH),
+            numbers(s + 2, BATCH, 4),
+            classes(s, 2, BATCH).bool(),
+        )
 
     def optimizers(model: nn.Module) -> Optimizers:
         assert isinstance(model, nn.ModuleDict)
@@ -259,7 +265,9 @@ def lbfgs() -> Program:
         loss: Tensor = optimizers[0].step(closure)  # type: ignore[assignment]
         return loss.detach()
 
-    return Program(_mlp(3, 2, 6), _pairs(3, 2), _regress, lambda m: [torch.optim.LBFGS(m.parameters(), max_iter=4)], step)
+    return Program(
+        _mlp(3, 2, 6), _pairs(3, 2), _regress, lambda m: [torch.optim.LBFGS(m.parameters(), max_iter=4)], step
+    )
 
 
 def contrastive() -> Program:

@@ -70,7 +70,7 @@ class Run:
 
 
 def run(build: Builder, device: str, *, seed: int = 0, steps: int = STEPS) -> Run:
-    """Build from ``seed``, train ``steps`` steps on ``device``, generate if the program can, and bring all of it to the host."""
+    """Build from ``seed``, train on ``device``, generate if the program can, and bring all of it to the host."""
     torch.manual_seed(seed)
     program = build()
     before = {name: value.detach().clone() for name, value in program.model.state_dict().items()}

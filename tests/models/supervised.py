@@ -39,9 +39,17 @@ def mlp() -> Program:
 def convnet() -> Program:
     """BatchNorm's running statistics are part of the state that is compared."""
     model = nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5),
-    )  # fmt: skip
+        nn.Conv2d(3, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 5),
+    )
     return Program(model, lambda s: (numbers(s, BATCH, 3, 16, 16), classes(s, 5, BATCH)), classify)
 
 
@@ -73,9 +81,14 @@ class Residual(nn.Module):
 
 def resnet() -> Program:
     model = nn.Sequential(
-        nn.Conv2d(3, 8, 3, 1, 1), Residual(8, 8, 1), Residual(8, 16, 2), Residual(16, 24, 2), nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(), nn.Linear(24, 5),
-    )  # fmt: skip
+        nn.Conv2d(3, 8, 3, 1, 1),
+        Residual(8, 8, 1),
+        Residual(8, 16, 2),
+        Residual(16, 24, 2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(24, 5),
+    )
     return Program(model, lambda s: (numbers(s, BATCH, 3, 16, 16), classes(s, 5, BATCH)), classify)
 
 
@@ -100,7 +113,9 @@ def unet() -> Program:
 
 
 def autoencoder() -> Program:
-    model = nn.Sequential(nn.Linear(24, 12), nn.ELU(), nn.Linear(12, 3), nn.ELU(), nn.Linear(3, 12), nn.GELU(), nn.Linear(12, 24))
+    model = nn.Sequential(
+        nn.Linear(24, 12), nn.ELU(), nn.Linear(12, 3), nn.ELU(), nn.Linear(3, 12), nn.GELU(), nn.Linear(12, 24)
+    )
     return Program(model, lambda s: numbers(s, BATCH, 24), lambda m, x: F.smooth_l1_loss(m(x), x), use(adamw))
 
 
@@ -137,7 +152,9 @@ class Recurrent(nn.Module):
 
 
 def recurrent(cell: type[nn.RNNBase], **settings: Any) -> Builder:
-    return lambda: Program(Recurrent(cell, **settings), lambda s: (classes(s, 20, BATCH, 7), classes(s, 5, BATCH)), classify)
+    return lambda: Program(
+        Recurrent(cell, **settings), lambda s: (classes(s, 20, BATCH, 7), classes(s, 5, BATCH)), classify
+    )
 
 
 class CellLoop(nn.Module):
@@ -367,7 +384,9 @@ class Detector(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.features = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.Flatten(2))
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.Flatten(2)
+        )
         self.queries = nn.Parameter(torch.randn(5, 16))
         self.attend = nn.MultiheadAttention(16, 2, batch_first=True)
         self.box, self.kind = nn.Linear(16, 4), nn.Linear(16, 3)
@@ -391,7 +410,12 @@ def detector() -> Program:
             total = total + F.l1_loss(p[rows], b[columns]) + F.cross_entropy(g[rows], k[columns])
         return total
 
-    return Program(Detector(), lambda s: (numbers(s, 2, 3, 16, 16), numbers(s, 2, 3, 4).sigmoid(), classes(s, 3, 2, 3)), loss, use(sgd))
+    return Program(
+        Detector(),
+        lambda s: (numbers(s, 2, 3, 16, 16), numbers(s, 2, 3, 4).sigmoid(), classes(s, 3, 2, 3)),
+        loss,
+        use(sgd),
+    )
 
 
 class Mixer(nn.Module):

@@ -84,7 +84,12 @@ def main(argv: list[str] | None = None) -> int:
     start = time.monotonic()
     outcomes = []
     for outcome in run_pool(
-        names, _work, setup=_setup, setup_args=(options.device, options.backend), jobs=options.jobs, timeout=options.timeout
+        names,
+        _work,
+        setup=_setup,
+        setup_args=(options.device, options.backend),
+        jobs=options.jobs,
+        timeout=options.timeout,
     ):
         outcomes.append(outcome)
         if sys.stderr.isatty():

@@ -1,7 +1,7 @@
 """One operator of PyTorch's OpInfo database, on the device against CPU eager.
 
-Shared by the survey (all operators, in child processes) and by the pytest form. A check never raises for a difference: it
-returns what went wrong, so that a survey can go on and group it.
+Shared by the survey (all operators, in child processes) and by the pytest form. A check never raises for a
+difference: it returns what went wrong, so that a survey can go on and group it.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ def _tensors(tree: Any) -> list[Any]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def _differences(actual: Any, expected: Any, device: str, reason: str | None, host_ok: bool = False) -> Iterator[tuple[str, str]]:
+def _differences(
+    actual: Any, expected: Any, device: str, reason: str | None, host_ok: bool = False
+) -> Iterator[tuple[str, str]]:
     """Pairs (kind, text), kind being 'value' or 'stride'; nothing when the trees agree."""
     got, want = tree_leaves(actual), tree_leaves(expected)
     if len(got) != len(want):

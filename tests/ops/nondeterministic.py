@@ -1,7 +1,7 @@
 """Operators whose results cannot be compared by value, and why.
 
-tarry promises the same numbers for the same seed on every run of tarry, not the numbers of the CPU generator; and memory
-that nobody wrote has no value. For these only shape, dtype and strides are compared with eager.
+tarry promises the same numbers for the same seed on every run of tarry, not the numbers of the CPU generator; and
+memory that nobody wrote has no value. For these only shape, dtype and strides are compared with eager.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ NONDETERMINISTIC: dict[str, str] = {
     "resize_as_": "elements beyond the old size are memory that nobody has written",
 }
 
-#: Dropout-like operators are random only where the sample asks for it: name -> (keyword of p, its default, of training, its default).
+#: Dropout-like operators are random only where the sample asks for it:
+#: name -> (keyword of the probability, its default, keyword of training, its default).
 _DROPOUT: dict[str, tuple[str, float, str, bool]] = {
     "nn.functional.dropout": ("p", 0.5, "training", True),
     "nn.functional.dropout2d": ("p", 0.5, "training", True),

@@ -1,4 +1,4 @@
-"""The survey's own machinery: a check that cannot fail, or a crash that ends the run, would make every number worthless."""
+"""The survey's own machinery: if a check could not fail, or a crash ended the run, no number would mean anything."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def test_a_wrong_result_is_reported(spoil: Callable[[torch.Tensor], torch.Tensor
     op = copy.copy(all_ops(torch.float32)["exp"])
     op.op = _wrong_second_time(op.op, spoil)
     result = Checker("cpu", torch.float32, samples=2, modes=("forward",)).check(op)
-    assert result.failures and expected in result.failures[0]
+    assert result.failures
+    assert expected in result.failures[0]
 
 
 def test_a_wrong_gradient_is_reported() -> None:
@@ -68,7 +69,8 @@ def test_move_keeps_strides_offsets_and_sharing() -> None:
     x, y = move((a, b), "cpu")
     assert (x.stride(), x.storage_offset()) == (a.stride(), a.storage_offset())
     x.zero_()
-    assert y[0] == 0 and base[2, 0] == 12, "the copies share a storage with each other and not with the original"
+    assert y[0] == 0, "the copies share a storage with each other"
+    assert base[2, 0] == 12, "and not with the original"
 
 
 def _setup() -> None:

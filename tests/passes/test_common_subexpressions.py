@@ -27,8 +27,10 @@ SAME = [
     ),
     (
         "one seed",
-        "%2: f32[4, 4] = aten::uniform(%0, 0.0, 1.0, generator=$0=seed(5))\n"
-        "%3: f32[4, 4] = aten::uniform(%0, 0.0, 1.0, generator=$0=seed(5))",
+        (
+            "%2: f32[4, 4] = aten::uniform(%0, 0.0, 1.0, generator=$0=seed(5))\n"
+            "%3: f32[4, 4] = aten::uniform(%0, 0.0, 1.0, generator=$0=seed(5))"
+        ),
     ),
     ("a writing operator", "%2: f32[4, 4] = aten::neg_(%0)\n%3: f32[4, 4] = aten::neg_(%0)"),
 ]
@@ -49,8 +51,10 @@ DIFFERENT = [
     ("strides", "%2: f32[4, 4] = aten::neg(%0)\n%3: f32[4, 4]{1, 4} = aten::neg(%0)"),
     (
         "seeds",
-        "%2: f32[4, 4] = aten::uniform(%0, 0.0, 1.0, generator=$0=seed(5))\n"
-        "%3: f32[4, 4] = aten::uniform(%0, 0.0, 1.0, generator=$1=seed(5))",
+        (
+            "%2: f32[4, 4] = aten::uniform(%0, 0.0, 1.0, generator=$0=seed(5))\n"
+            "%3: f32[4, 4] = aten::uniform(%0, 0.0, 1.0, generator=$1=seed(5))"
+        ),
     ),
     (
         "no seed",

@@ -279,7 +279,7 @@ def test_func_grad_vjp_jvp() -> None:
         return (x.sin() * x**2).sum()
 
     def program(x: Tensor, v: Tensor) -> list[Any]:
-        out, pull = torch.func.vjp(lambda t: t.sin() * t, x)
+        _out, pull = torch.func.vjp(lambda t: t.sin() * t, x)
         return [
             torch.func.grad(f)(x),
             torch.func.grad_and_value(f)(x),

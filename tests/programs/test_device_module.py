@@ -42,7 +42,8 @@ def test_accelerator_api() -> None:
 
 def test_tensor_and_module_methods() -> None:
     assert torch.ones(2).tarry().device.type == "tarry"
-    assert torch.ones(2, device="tarry").is_tarry and not torch.ones(2).is_tarry
+    assert torch.ones(2, device="tarry").is_tarry
+    assert not torch.ones(2).is_tarry
     assert next(torch.nn.Linear(2, 2).tarry().parameters()).device.type == "tarry"
 
 

@@ -71,13 +71,16 @@ def test_ways_to_name_the_device(spelling: str) -> None:
             made = torch.ones(2) + torch.arange(2)
         assert torch.ones(1).device.type == "cpu", "the block's end restores the default"
     else:
-        made = torch.ones(2, device={"name": DEVICE, "name with index": f"{DEVICE}:0", "torch.device": torch.device(DEVICE)}[spelling])
+        made = torch.ones(
+            2, device={"name": DEVICE, "name with index": f"{DEVICE}:0", "torch.device": torch.device(DEVICE)}[spelling]
+        )
     assert made.device.type == DEVICE
 
 
 def test_requires_grad_at_creation() -> None:
     x = torch.ones(3, device=DEVICE, requires_grad=True)
-    assert x.is_leaf and x.requires_grad
+    assert x.is_leaf
+    assert x.requires_grad
     (x * 2).sum().backward()
     assert_same(x.grad, torch.full((3,), 2.0))
 
@@ -114,9 +117,12 @@ def test_meta_module_given_memory_here() -> None:
     assert_same(layer(dev(torch.ones(1, 3))), torch.full((1, 2), 1.5))
 
 
-@pytest.mark.parametrize("init", ["normal_", "uniform_", "xavier_uniform_", "kaiming_normal_", "orthogonal_", "trunc_normal_"])
+@pytest.mark.parametrize(
+    "init", ["normal_", "uniform_", "xavier_uniform_", "kaiming_normal_", "orthogonal_", "trunc_normal_"]
+)
 def test_initialisers_run_on_the_device(init: str) -> None:
     weight = torch.empty(8, 8, device=DEVICE)
     getattr(torch.nn.init, init)(weight)
     values = weight.cpu()
-    assert bool(values.isfinite().all()) and len(values.unique()) > 32
+    assert bool(values.isfinite().all())
+    assert len(values.unique()) > 32

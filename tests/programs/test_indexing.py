@@ -92,7 +92,9 @@ def test_write(name: str, value: str) -> None:
     filler = torch.full(shape, 7.0) if repeats else torch.arange(float(shape.numel())).reshape(shape) + 100
     if value == "broadcast":
         filler = filler[..., :1] if len(shape) else filler
-    number = {"number": -1.5, "host scalar": torch.tensor(-2.5), "zero-dim tensor": torch.tensor(3.5)}.get(value, filler)
+    number = {"number": -1.5, "host scalar": torch.tensor(-2.5), "zero-dim tensor": torch.tensor(3.5)}.get(
+        value, filler
+    )
     expected[index] = number
     actual[_on(index, DEVICE)] = number if value in ("number", "host scalar") else dev(number)
     assert_same(actual, expected, exact=True)
@@ -141,7 +143,7 @@ def test_gradients_of_writes() -> None:
 
 def test_index_errors_come_at_once() -> None:
     x = dev(BASE)
-    with pytest.raises(IndexError, match="out of range|out of bounds"):
+    with pytest.raises(IndexError, match=r"out of range|out of bounds"):
         x[3]
     with pytest.raises(IndexError, match="too many indices"):
         x[0, 0, 0, 0]
@@ -151,7 +153,7 @@ def test_index_errors_come_at_once() -> None:
         x[torch.tensor([True, False], device=DEVICE)]
     with pytest.raises((IndexError, RuntimeError)):
         x[1.5]  # type: ignore[index]
-    with pytest.raises(RuntimeError, match="shape mismatch|expand"):
+    with pytest.raises(RuntimeError, match=r"shape mismatch|expand"):
         x[0] = dev(torch.ones(3, 3))
     assert_same(x + 1, BASE + 1)
 

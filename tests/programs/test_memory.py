@@ -86,4 +86,5 @@ def test_python_objects_die_too() -> None:
     grad = weakref.ref(net.weight.grad)
     del net, out
     gc.collect()
-    assert ref() is None and grad() is None
+    assert ref() is None
+    assert grad() is None

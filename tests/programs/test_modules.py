@@ -43,7 +43,8 @@ def test_weight_tying_survives_the_move_and_the_way_back() -> None:
     net.cpu()
     assert net.head.weight is net.embed.weight
     net.to(DEVICE, torch.float64)
-    assert net.head.weight is net.embed.weight and net.head.weight.dtype == torch.float64
+    assert net.head.weight is net.embed.weight
+    assert net.head.weight.dtype == torch.float64
 
 
 def test_weight_tying_trains_as_on_cpu() -> None:
@@ -102,7 +103,8 @@ def test_forward_and_backward_hooks() -> None:
     net[0].register_full_backward_hook(lambda m, gi, go: seen.append(("backward", go[0].shape, go[0].device.type)))
     net[0].weight.register_hook(lambda g: seen.append(("weight", g.shape, g.device.type)))
     net(dev(torch.ones(2, 3))).sum().backward()
-    assert [s[0] for s in seen[:2]] == ["forward", "backward"] and seen[2][0] == "weight"
+    assert [s[0] for s in seen[:2]] == ["forward", "backward"]
+    assert seen[2][0] == "weight"
     assert {s[2] for s in seen} == {DEVICE}
 
 

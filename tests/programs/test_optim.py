@@ -50,7 +50,9 @@ def _batch(i: int) -> tuple[Tensor, Tensor]:
     return torch.randn(5, 4, generator=generator), torch.randn(5, 3, generator=generator)
 
 
-def _train(make: Make, device: str, steps: int = 4, *, each: Callable[..., None] | None = None, **options: Any) -> nn.Module:
+def _train(
+    make: Make, device: str, steps: int = 4, *, each: Callable[..., None] | None = None, **options: Any
+) -> nn.Module:
     net = _net().to(device)
     optimizer = make(net.parameters(), **options)
 
@@ -96,7 +98,9 @@ def test_fused(name: str) -> None:
 def test_capturable_and_tensor_learning_rate() -> None:
     def make(p: Any, **_: Any) -> torch.optim.Optimizer:
         parameters = list(p)
-        return torch.optim.Adam(parameters, lr=torch.tensor(0.01, device=parameters[0].device), capturable=True, foreach=True)
+        return torch.optim.Adam(
+            parameters, lr=torch.tensor(0.01, device=parameters[0].device), capturable=True, foreach=True
+        )
 
     def reference(p: Any, **_: Any) -> torch.optim.Optimizer:
         return torch.optim.Adam(p, lr=0.01)
@@ -264,12 +268,9 @@ def test_the_end_of_the_optimizers_step_cuts() -> None:
 def test_a_kept_loss_does_not_recompile_every_step() -> None:
     net = _net().to(DEVICE)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    log: list[Tensor] = []
-    for i in range(3):
-        log.append(_one_step(net, optimizer, i))
+    log = [_one_step(net, optimizer, i) for i in range(3)]
     with expect(compiles=0):
-        for i in range(4):
-            log.append(_one_step(net, optimizer, i))
+        log += [_one_step(net, optimizer, i) for i in range(4)]
     assert len([value.item() for value in log]) == 7
 
 

@@ -16,7 +16,8 @@ USES_DEVICE = True
 
 def test_item_of_every_kind() -> None:
     assert dev(2.5).item() == 2.5
-    assert dev(7).item() == 7 and isinstance(dev(7).item(), int)
+    assert dev(7).item() == 7
+    assert isinstance(dev(7).item(), int)
     assert dev(True).item() is True
     assert dev(1 + 2j).item() == 1 + 2j
     assert math.isnan(dev(float("nan")).item())
@@ -27,7 +28,10 @@ def test_item_of_every_kind() -> None:
 
 def test_python_conversions() -> None:
     x = dev(3)
-    assert int(x) == 3 and float(x) == 3.0 and complex(x) == 3 and bool(x) is True
+    assert int(x) == 3
+    assert float(x) == 3.0
+    assert complex(x) == 3
+    assert bool(x) is True
     assert [10, 20, 30, 40][x] == 40, "an integer tensor is an index"
     assert f"{dev(1.5):.2f}" == "1.50"
     assert list(range(dev(2))) == [0, 1]
@@ -38,7 +42,8 @@ def test_python_conversions() -> None:
 
 def test_branching_on_values() -> None:
     x = dev([1.0, -2.0])
-    assert (x > 0).any() and not (x > 0).all()
+    assert (x > 0).any()
+    assert not (x > 0).all()
     assert x.sum() < 0
     taken = "positive" if x[0] > 0 else "negative"
     assert taken == "positive"
@@ -55,9 +60,11 @@ def test_tolist_len_iteration_contains() -> None:
     assert len(x) == 2
     assert [row.tolist() for row in x] == [[1, 2], [3, 4]]
     assert [int(v) for row in x for v in row] == [1, 2, 3, 4]
-    assert 3 in x and 9 not in x
+    assert 3 in x
+    assert 9 not in x
     a, b = x
-    assert a.device.type == DEVICE and b.sum().item() == 7
+    assert a.device.type == DEVICE
+    assert b.sum().item() == 7
     with pytest.raises(TypeError, match="0-d"):
         len(dev(1))
     with pytest.raises(TypeError, match="0-d"):
@@ -132,15 +139,19 @@ def test_a_value_once_computed_costs_nothing_to_read_again() -> None:
     x.tolist()
     with expect(executes=0, compiles=0):
         assert x.tolist() == [2.0] * 3
-        assert x.sum is not None and x.shape == (3,)
+        assert x.sum is not None
+        assert x.shape == (3,)
 
 
 def test_equality_and_hashing() -> None:
     x, y = dev([1, 2]), dev([1, 2])
-    assert torch.equal(x, y) and not torch.equal(x, dev([1, 3]))
+    assert torch.equal(x, y)
+    assert not torch.equal(x, dev([1, 3]))
     assert torch.allclose(x.float(), y.float())
-    assert x is not y and len({x, y}) == 2
-    assert copy.copy(x) is not x and torch.equal(copy.copy(x), x)
+    assert x is not y
+    assert len({x, y}) == 2
+    assert copy.copy(x) is not x
+    assert torch.equal(copy.copy(x), x)
     step()
     assert torch.equal(x, y)
 
@@ -148,6 +159,15 @@ def test_equality_and_hashing() -> None:
 def test_metadata_needs_no_value() -> None:
     with expect(syncs=0):
         x = torch.ones(2, 3, device=DEVICE) @ torch.ones(3, 4, device=DEVICE)
-        assert x.shape == (2, 4) and x.numel() == 8 and x.dim() == 2 and x.dtype == torch.float32
-        assert x.stride() == (4, 1) and x.is_contiguous() and x.nbytes == 32 and x.itemsize == 4
-        assert x.is_floating_point() and not x.is_complex() and x.size(1) == 4 and x.ndim == 2
+        assert x.shape == (2, 4)
+        assert x.numel() == 8
+        assert x.dim() == 2
+        assert x.dtype == torch.float32
+        assert x.stride() == (4, 1)
+        assert x.is_contiguous()
+        assert x.nbytes == 32
+        assert x.itemsize == 4
+        assert x.is_floating_point()
+        assert not x.is_complex()
+        assert x.size(1) == 4
+        assert x.ndim == 2

@@ -33,7 +33,8 @@ def test_saved_here_loaded_here() -> None:
 def test_saved_here_loaded_on_the_host() -> None:
     for map_location in ("cpu", torch.device("cpu"), {f"{DEVICE}:0": "cpu", DEVICE: "cpu"}, lambda storage, _: storage):
         loaded = torch.load(_saved(dev(torch.arange(3)) + 1), map_location=map_location)
-        assert loaded.device.type == "cpu" and loaded.tolist() == [1, 2, 3]
+        assert loaded.device.type == "cpu"
+        assert loaded.tolist() == [1, 2, 3]
 
 
 def test_saved_on_the_host_loaded_here() -> None:
@@ -67,7 +68,8 @@ def test_parameter_and_file(tmp_path: Path) -> None:
     weight = nn.Parameter(dev(torch.ones(2)))
     torch.save({"weight": weight, "step": 3}, tmp_path / "state.pt")
     loaded = torch.load(tmp_path / "state.pt", weights_only=True)
-    assert isinstance(loaded["weight"], nn.Parameter) and loaded["step"] == 3
+    assert isinstance(loaded["weight"], nn.Parameter)
+    assert loaded["step"] == 3
     assert_same(loaded["weight"], torch.ones(2))
 
 

@@ -10,16 +10,27 @@ from tests.support import DEVICE, assert_same, both, dev, expect, step, tarry_on
 USES_DEVICE = True
 
 DTYPES = [
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8,
-    torch.bool, torch.complex64, torch.complex128,
-]  # fmt: skip
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_there_and_back(dtype: torch.dtype) -> None:
     x = torch.tensor([[0, 1, 2], [3, 4, 5]]).to(dtype)
     there = x.to(DEVICE)
-    assert there.device.type == DEVICE and there.dtype == dtype
+    assert there.device.type == DEVICE
+    assert there.dtype == dtype
     assert torch.equal(there.cpu(), x)
 
 
@@ -41,7 +52,8 @@ def test_to_device_and_dtype_at_once() -> None:
     assert_same(x.to(DEVICE, torch.float64), x.double(), exact=True)
     assert_same(x.to(device=DEVICE, dtype=torch.int32, non_blocking=True), x.int(), exact=True)
     back = x.to(DEVICE).to("cpu", torch.float64)
-    assert back.device.type == "cpu" and torch.equal(back, x.double())
+    assert back.device.type == "cpu"
+    assert torch.equal(back, x.double())
 
 
 def test_to_the_same_place_is_the_same_tensor() -> None:

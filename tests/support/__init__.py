@@ -102,6 +102,13 @@ def assert_same(actual: Any, expected: Any, *, exact: bool = False, what: str = 
         assert actual == expected, f"{what}: {actual!r} != {expected!r}"
 
 
+def _read(tree: Any) -> None:
+    """Bring every tensor to the host: what only the values can tell is told when they are read."""
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, torch.Tensor):
+            leaf.cpu()
+
+
 def both(fn: Any, *args: Any, exact: bool = False, **kwargs: Any) -> Any:
     """Run ``fn`` on CPU copies and on device copies of the tensors given, and require the same result.
 
@@ -115,9 +122,7 @@ def both(fn: Any, *args: Any, exact: bool = False, **kwargs: Any) -> Any:
         expected = fn(*cpu_args, **cpu_kwargs)
     except Exception as error:
         with pytest.raises(type(error)):
-            for leaf in tree_leaves(fn(*dev_args, **dev_kwargs)):
-                if isinstance(leaf, torch.Tensor):
-                    leaf.cpu()  # what only the values can tell is told when they are read
+            _read(fn(*dev_args, **dev_kwargs))
         return None
     actual = fn(*dev_args, **dev_kwargs)
     assert_same(actual, expected, exact=exact, what=getattr(fn, "__name__", "result"))

@@ -1,7 +1,7 @@
 """Copies of samples on another device that keep strides, offsets and sharing of storages.
 
-``Tensor.to`` packs a strided view; a sample that is a transposed slice of something would then no longer test what it was
-made to test. Here the whole storage moves once and every tensor is cut out of it again.
+``Tensor.to`` packs a strided view; a sample that is a transposed slice of something would then no longer test what it
+was made to test. Here the whole storage moves once and every tensor is cut out of it again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().as_strided((count,), (1,), 0)
 
 
-def _move_tensor(tensor: torch.Tensor, device: str, storages: dict[tuple[int, torch.dtype], torch.Tensor]) -> torch.Tensor:
+def _move_tensor(
+    tensor: torch.Tensor, device: str, storages: dict[tuple[int, torch.dtype], torch.Tensor]
+) -> torch.Tensor:
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
         return tensor.detach().to(device, copy=True).requires_grad_(tensor.requires_grad)
     plain = tensor.detach()

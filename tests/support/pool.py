@@ -27,7 +27,9 @@ class Outcome:
     seconds: float = 0.0
 
 
-def _serve(pipe: Connection, setup: Callable[..., None], setup_args: tuple[Any, ...], work: Callable[[str], Any]) -> None:
+def _serve(
+    pipe: Connection, setup: Callable[..., None], setup_args: tuple[Any, ...], work: Callable[[str], Any]
+) -> None:
     """The child's loop: set up once, say so, then answer task after task."""
     try:
         setup(*setup_args)
@@ -84,8 +86,8 @@ def run_pool(
 ) -> Iterator[Outcome]:
     """Run ``work(task)`` for each task in ``jobs`` children and yield outcomes as they come.
 
-    A child that dies or passes ``timeout`` seconds on a task is replaced, and its task is reported as a crash. Setting up
-    is not timed (it may build native code), and a child that cannot be set up ends the run: every task would fail alike.
+    A child that dies or passes ``timeout`` seconds on a task is replaced, and its task is reported as a crash. Setting
+    up is not timed (it may build native code), and a child that cannot be set up ends the run: every task would fail.
     """
     context = multiprocessing.get_context("spawn")
     queue = list(tasks)[::-1]
