@@ -53,7 +53,7 @@ class OpEntry:
             self.dynamic,
             self.overwrites,
             self.shape_from_numbers,
-            self.name == "aten::index.Tensor",
+            base in MASK_INDICES,
             base in TAKES_HOST_INDICES,
             base in SHAPE_FROM_DEVICE,
             (self.pointwise and not self.random) or base in LENIENT_META,
@@ -88,6 +88,9 @@ OVERWRITING = frozenset(
     """.split()
 )
 
+# Their output's shape depends on data only if an index is a mask, which the recorder looks for.
+MASK_INDICES = frozenset({"index", "_unsafe_index"})
+
 TAKES_HOST_INDICES = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"})
 
 # Random operators that torchgen does not tag as such, or that draw without taking a generator.
@@ -106,6 +109,7 @@ SHAPE_FROM_DEVICE = frozenset(
         "_batch_norm_no_update",
         "_embedding_bag",
         "_embedding_bag_forward_only",
+        "log_sigmoid_forward",
     }
 )
 
@@ -144,7 +148,8 @@ def entry(function: NativeFunction) -> OpEntry:
         in_place=kind == SchemaKind.inplace,
         out=is_out,
         random="nondeterministic_seeded" in function.tags or base in RANDOM,
-        dynamic=bool({"dynamic_output_shape", "data_dependent_output"} & function.tags) or base in UNTAGGED_DYNAMIC,
+        dynamic=(bool({"dynamic_output_shape", "data_dependent_output"} & function.tags) or base in UNTAGGED_DYNAMIC)
+        and base not in MASK_INDICES,
         overwrites=name in OVERWRITING or is_out,
         shape_from_numbers=base in SHAPE_FROM_NUMBERS,
         pointwise="pointwise" in function.tags,

@@ -65,6 +65,9 @@ class Interpreter {
   // Keeps what is computed so far with its nodes, for nodes that still need it: the batch can be taken up again later.
   void keep_results(); // under the lock
   void settle_failures();
+  // Why a node must not run after a failure, if so: it depends on a failed node, or it would write to something older than
+  // the failure. In eager the program would have stopped there, so later writes must not show.
+  std::shared_ptr<std::string> inherited_error(const Node& node) const;
 
   Batch& batch_;
   std::vector<at::Tensor> values_;
@@ -72,6 +75,7 @@ class Interpreter {
   torch::jit::Stack stack_;
   std::vector<std::pair<uint32_t, at::Tensor>> written_; // of the node in execution: slot and buffer written
   std::exception_ptr failure_;
+  const Node* first_failure_ = nullptr;
   Clock::time_point next_check_ = Clock::now() + std::chrono::milliseconds(50);
 };
 
@@ -221,7 +225,13 @@ void Interpreter::execute(Node& node) {
   auto take = [&](const c10::IValue& value) {
     const Signature::Item& spec = node.signature->items[item++];
     if (spec.kind == Signature::Return::Fresh) {
-      store(node, output++, value.toTensor());
+      at::Tensor result = value.toTensor();
+      if (!result.defined()) {
+        // The kernel left out a result that the meta kernel promises; nothing can depend on its contents.
+        const Layout* layout = node.output_layout(output);
+        result = at::empty_strided(layout->sizes, layout->strides, at::TensorOptions().dtype(layout->dtype).device(real_device()));
+      }
+      store(node, output++, std::move(result));
     }
   };
   if (node.signature->items.empty()) {
@@ -316,6 +326,21 @@ void Interpreter::keep_results() {
   }
 }
 
+std::shared_ptr<std::string> Interpreter::inherited_error(const Node& node) const {
+  for (const Edge& edge : node.edges) {
+    if (edge.node->error) {
+      return edge.node->error;
+    }
+  }
+  for (const Mutation& mutation : node.mutations) {
+    const Node& source = *node.edges[mutation.edge].node;
+    if (first_failure_ && (is_input(source) || source.first_slot < first_failure_->first_slot)) {
+      return first_failure_->error;
+    }
+  }
+  return nullptr;
+}
+
 void Interpreter::settle_failures() {
   Graveyard graveyard;
   std::lock_guard<std::mutex> guard(batch_.state->mutex);
@@ -371,16 +396,12 @@ void Interpreter::run() {
       if ((++count & 63) == 0) {
         check_signals();
       }
-      const Node* cause = nullptr;
       if (failed) {
-        for (const Edge& edge : node->edges) {
-          cause = edge.node->error ? edge.node.get() : cause;
-        }
+        node->error = inherited_error(*node);
       }
-      if (cause) {
-        node->error = cause->error;
-      } else if (!try_execute(*node)) {
+      if (!node->error && !try_execute(*node)) {
         failed = true;
+        first_failure_ = first_failure_ ? first_failure_ : node.get();
       }
     }
   } catch (...) {

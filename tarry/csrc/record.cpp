@@ -433,6 +433,9 @@ NodePtr make_node(Scan& scan, const Signature* signature, uint32_t site, Graveya
     } else {
       value = current_value(argument.storage);
     }
+    if (!value.node->site) {
+      value.node->site = site; // an uninitialised storage is allocated where it is first used
+    }
     hash = mix(mix(hash, value.node->hash.lo + value.output), value.node->hash.hi + (argument.view ? argument.view->hash.hi : 0));
     edges.push_back({std::move(value.node), value.output, argument.view});
   }

@@ -95,7 +95,7 @@ class _FromRaw:
                 found[index] = (arg[0], arg[3] if arg[0] == "wrapped" else found[index][1])
 
         for node in self.raw["nodes"]:
-            for arg in node["args"]:
+            for arg in (*node["args"], node.get("seed") or ("none",)):
                 visit(arg)
         return found
 
@@ -175,6 +175,7 @@ class _FromRaw:
         site = Site(node["file"], node["line"]) if node.get("file") else None
         region = node.get("region", 0)
         args = [self._arg(arg, site, region) for arg in raw_args]
+        seed = self._arg(node["seed"], site, region) if node.get("seed") else None
         written_types = []
         for id_, layout in written:
             home = self._value(id_, "a written argument").type
@@ -182,7 +183,7 @@ class _FromRaw:
                 written_types.append(homes.get(id_, home))  # out= may have resized it
             else:
                 written_types.append(layout.type)
-        outputs = self.builder.node(op, args, [*fresh_types, *written_types], site=site, region=region)
+        outputs = self.builder.node(op, args, [*fresh_types, *written_types], site=site, region=region, seed=seed)
         fresh = list(outputs[: len(fresh_types)])
         updated: dict[int, Value] = {}
         for (id_, layout), new in zip(written, outputs[len(fresh_types) :], strict=True):

@@ -65,7 +65,10 @@ def _run(
     for index in described.written:
         args[index] = map_leaves(args[index], lambda leaf: None if leaf is None else _own_copy(leaf))
         written.extend(tensor for tensor in _flat(args[index]) if tensor is not None)
-    result = call(node.op, tuple(args))
+    with torch.random.fork_rng(devices=[], enabled=node.seed is not None):
+        if node.seed is not None:
+            torch.manual_seed(int(numbers[node.seed.index].real))
+        result = call(node.op, tuple(args))
     parts = result if len(described.returns) > 1 else (result,)
     fresh = [tensor for index in described.fresh for tensor in flat_returns(parts[index])]
     return [*fresh, *written]

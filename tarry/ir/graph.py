@@ -96,6 +96,9 @@ class Node:
 
     `region` is 0, or the number of the activation-checkpoint recomputation that the node belongs to: merging a node
     with one of another region would keep alive what recomputation is there to free.
+
+    `seed` is what a random operator draws from that has no generator among its arguments (`aten::native_dropout`): the
+    generator of the device it runs on, set to that seed for the time of the call.
     """
 
     op: str
@@ -104,9 +107,10 @@ class Node:
     site: Site | None = None
     region: int = 0
     kept: bool = False
+    seed: Number | None = None
 
     def _key(self) -> tuple[Any, ...]:
-        return (self.op, typed(self.args), self.outputs, self.site, self.region, self.kept)
+        return (self.op, typed(self.args), self.outputs, self.site, self.region, self.kept, self.seed)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Node) and self._key() == other._key()
@@ -219,10 +223,11 @@ class GraphBuilder:
         site: Site | None = None,
         region: int = 0,
         kept: bool = False,
+        seed: Number | None = None,
     ) -> tuple[Value | None, ...]:
         """Append a node whose arguments are values of *this* graph; returns its outputs."""
         outputs = tuple([None if type_ is None else self._value(type_) for type_ in types])
-        self._nodes.append(Node(op, tuple(args), outputs, site, region, kept))
+        self._nodes.append(Node(op, tuple(args), outputs, site, region, kept, seed))
         return outputs
 
     def one(self, op: str, args: Sequence[Arg], type_: TensorType, like: Node | None = None) -> Value:
@@ -242,10 +247,10 @@ class GraphBuilder:
 
     def copy(self, node: Node, **changes: Any) -> tuple[Value | None, ...]:
         """Append a node of the source graph as it is, except for the fields given."""
-        fields = {"op": node.op, "site": node.site, "region": node.region, "kept": node.kept} | changes
-        args = fields.pop("args", None)
+        given = {"site": node.site, "region": node.region, "kept": node.kept, "seed": node.seed} | changes
+        args = given.pop("args") if "args" in given else self.resolve(node.args)
         types = (None if value is None else value.type for value in node.outputs)
-        outputs = self.node(fields.pop("op"), self.resolve(node.args) if args is None else args, types, **fields)
+        outputs = self.node(node.op, args, types, **given)
         for old, new in zip(node.outputs, outputs, strict=True):
             if old is not None and new is not None:
                 self._map[old.id] = new

@@ -7,7 +7,8 @@
 One node a line. `%n` is a value; its type stands where it is defined, with strides in braces only where they are not
 the contiguous ones: `f32[4, 8]{1, 4}`. `$n` is a number input with its recorded value; `wrapped(2.0)` and `seed(7)`
 name the kinds that are not plain numbers. `_` is an output that does not exist. `-> %0` after an output says which
-input's storage it takes over. Keyword-only arguments are named, and left out where they are None by default.
+input's storage it takes over. Keyword-only arguments are named, and left out where they are None by default. In
+brackets after a call: the seed of an operator that takes no generator, `kept`, the region.
 """
 
 from __future__ import annotations
@@ -100,7 +101,9 @@ def node_text(node: Node) -> str:
             args.append(f"{argument.name}={arg_text(arg)}")
     outputs = ["_" if value is None else f"%{value.id}: {type_text(value.type)}" for value in node.outputs]
     left = outputs[0] if len(outputs) == 1 else f"({', '.join(outputs)})"
-    marks = ["kept"] if node.kept else []
+    marks = [] if node.seed is None else [arg_text(node.seed)]
+    if node.kept:
+        marks.append("kept")
     if node.region:
         marks.append(f"region={node.region}")
     text = f"{left} = {node.op}({', '.join(args)})"
@@ -113,7 +116,7 @@ def to_text(graph: Graph) -> str:
     """The graph as text, without a final newline."""
     inputs = ", ".join(f"%{value.id}: {type_text(value.type)}" for value in graph.inputs)
     lines = [f"graph({inputs}):"]
-    used = {leaf.index for node in graph.nodes for leaf in _numbers_in(node.args)}
+    used = {leaf.index for node in graph.nodes for leaf in _numbers_in((*node.args, node.seed))}
     unused = [arg_text(number) for number in graph.numbers if number.index not in used]
     if unused:
         lines.append(f"  unused {', '.join(unused)}")
@@ -270,17 +273,21 @@ class _Parser:
         positional.extend(named.pop(argument_.name, None) for argument_ in rest)
         if named:
             raise line.fail(f"only arguments of {op} ({', '.join(named)} is none) before the end")
-        kept, region = False, 0
+        marks: dict[str, Any] = {}
         if line.accept("["):
-            kept = line.accept("kept")
-            if kept:
-                line.accept(",")
-            if line.accept("region"):
-                line.take("sign", "=")
-                region = int(line.take("int"))
-            line.take("sign", "]")
+            line.items("]", lambda: self.mark(line, marks))
         line.end()
-        return Node(op, tuple(positional), outputs, line.site, region, kept)
+        return Node(op, tuple(positional), outputs, line.site, **marks)
+
+    def mark(self, line: _Line, marks: dict[str, Any]) -> None:
+        if line.peek()[0] == "number":
+            marks["seed"] = self.arg(line)
+        elif line.accept("kept"):
+            marks["kept"] = True
+        else:
+            line.take("word", "region")
+            line.take("sign", "=")
+            marks["region"] = int(line.take("int"))
 
     def arg(self, line: _Line) -> Any:
         kind, text = line.peek()

@@ -131,7 +131,7 @@ def _(graph: Graph) -> Iterator[Problem]:
         if number.index != k:
             yield Problem(f"number {k} of the graph has index {number.index}")
     for node in graph.nodes:
-        for leaf in leaves(node.args):
+        for leaf in (*leaves(node.args), node.seed):
             if isinstance(leaf, Number) and not (
                 0 <= leaf.index < len(graph.numbers) and graph.numbers[leaf.index] == leaf
             ):
@@ -197,6 +197,8 @@ def _(graph: Graph) -> Iterator[Problem]:
         for arg, argument in zip(node.args, operator(node.op).arguments, strict=True):
             if not _fits(arg, argument.type):
                 yield Problem(f"argument {argument.name} of {node.op} is {arg_text(arg)}, not {argument.type}", node)
+        if node.seed is not None and node.seed.kind != "seed":
+            yield Problem(f"the seed of {node.op} is {arg_text(node.seed)}", node)
 
 
 def _written(node: Node) -> list[tuple[Value, bool]]:

@@ -21,12 +21,12 @@ def merge_common_subexpressions(graph: Graph) -> Graph:
     seen: dict[Any, tuple[Value | None, ...]] = {}
     for node in graph.nodes:
         args = builder.resolve(node.args)
-        if operator(node.op).random and not _has_seed(args):
+        if operator(node.op).random and node.seed is None and not _has_seed(args):
             builder.copy(node, args=args)
             continue
         region = 0 if node.op == STRIDED_VIEW or node.op in VIEW_RULES else node.region
         types = tuple(None if value is None else value.type for value in node.outputs)
-        key = (node.op, typed(args), types, region)
+        key = (node.op, typed(args), types, region, node.seed)
         first = seen.get(key)
         if first is None:
             seen[key] = builder.copy(node, args=args)

@@ -101,7 +101,7 @@ class _Functionalizer:
             old.type if old is not None and new is not None and new.matches(old.type) else new
             for old, new in zip(node.outputs, types, strict=True)
         )
-        return self.builder.node(form.op, given, types, site=node.site, region=node.region)
+        return self.builder.node(form.op, given, types, site=node.site, region=node.region, seed=node.seed)
 
     def fit(self, old: Value, new: Value, content: Value | None) -> Value:
         """The new value in the type of the old one. Its strides do not matter if it is only scattered somewhere."""

@@ -178,7 +178,7 @@ class Writer:
                 f"{target}.masked_fill_({target} != {value}, {value})",
                 f"{target}[torch.tensor({rows}, device=D)] += {value}",
                 f"{target}.index_fill_(0, torch.tensor({rows}, device=D), {value})",
-                f"{target}.index_put_((torch.tensor({rows}, device=D),), {target}.new_full((), {value}), accumulate=True)",
+                f"{target}.index_put_((torch.tensor({rows}, device=D),), {target}.new_full((), {value}), True)",
                 f"{target}.index_copy_(0, torch.tensor({rows}, device=D), {target}[{rows}].flip(0).clone())",
                 f"{target}[1:] = {target}[:-1].clone()",
             )

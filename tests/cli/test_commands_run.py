@@ -79,7 +79,7 @@ def test_doctor_is_content_here() -> None:
 
 
 def test_doctor_without_a_compiler_says_what_to_install(tmp_path: Path) -> None:
-    done = tarry("doctor", PATH=str(tmp_path), TARRY_CACHE_DIR=str(tmp_path / "cache"))
+    done = tarry("doctor", CXX="", PATH=str(tmp_path), TARRY_CACHE_DIR=str(tmp_path / "cache"))
     assert done.returncode == 1
     assert "apt-get install g++" in done.stdout
     assert "wrong: compiler" in done.stdout

@@ -128,7 +128,10 @@ class Recorder(TorchDispatchMode):
                 raw_args.append(self.number("seed", self.seed))
             else:
                 raw_args.append(self.arg(value, argument.type))
-        assert not described.random or any(arg[0] == "seed" for arg in raw_args), f"{name} has no seed"
+        seed = None
+        if described.random and not any(arg[0] == "seed" for arg in raw_args):
+            self.seed += 1
+            seed = self.number("seed", self.seed)
 
         hidden = HIDDEN_WRITES.get(name) if given.get("training") and given.get("running_mean") is not None else None
         written_args = operator(hidden).written if hidden else described.written
@@ -140,7 +143,10 @@ class Recorder(TorchDispatchMode):
         positional = [given[argument.name] for argument in described.arguments if not argument.kwarg_only]
         keyword = {argument.name: given[argument.name] for argument in described.arguments if argument.kwarg_only}
         sizes_before = [tensor.shape for _, tensor in written]
-        result = func(*positional, **keyword)
+        with torch.random.fork_rng(devices=[], enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(self.seed)
+            result = func(*positional, **keyword)
         for (storage, tensor), sizes in zip(written, sizes_before, strict=True):
             if tensor.shape != sizes:  # an out= argument that was resized
                 storage.home = _home(tensor)
@@ -176,6 +182,7 @@ class Recorder(TorchDispatchMode):
                 "file": "program.py",
                 "line": len(self.nodes) + 1,
                 "region": self.region,
+                "seed": seed,
                 "values": values,
             }
         )

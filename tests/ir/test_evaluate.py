@@ -39,6 +39,19 @@ graph(%0: f32[4]):
     assert not same_bits(evaluate(graph, [torch.empty(4)], [5, 6])[1], expected)
 
 
+def test_a_seed_of_an_operator_without_a_generator() -> None:
+    graph = parse("""
+graph(%0: f32[40]):
+  (%1: f32[40], %2: b8[40]) = aten::native_dropout(%0, 0.5, True) [$0=seed(5)]
+  return %2
+""")
+    before = torch.get_rng_state()
+    (mask,) = evaluate(graph, [torch.ones(40)])
+    assert torch.equal(torch.get_rng_state(), before)
+    assert same_bits(mask, evaluate(graph, [torch.ones(40)])[0])
+    assert not same_bits(mask, evaluate(graph, [torch.ones(40)], [6])[0])
+
+
 def test_numbers_promote_as_in_a_program() -> None:
     graph = parse("""
 graph(%0: bf16[2], %1: i32[2]):

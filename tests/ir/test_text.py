@@ -23,6 +23,7 @@ graph(%0: f32[8, 8], %1: bf16[4, 2]{1, 4}, %2: i64[]):
   (%4: f32[8], %5: i64[8]) = aten::max.dim(%3, 1, False)  # a dir/with # and: colons.py:13
   (_, %6: f32[3], _) = aten::native_layer_norm_backward(%0, %0, [8], %4, %4, None, None, [True, False, True])
   %7: f32[8] = aten::uniform_(%4, 0.0, $1=0.5, generator=$2=seed(77)) [kept, region=3]  # <string>:1
+  (%15: f32[8], %16: b8[8]) = aten::native_dropout(%7, 0.5, True) [$6=seed(78), region=3]
   %8: f32[3] = aten::full([3], $3=wrapped(-inf), dtype=f32, layout=strided, device=here, pin_memory=False)
   %9: f32[8] = aten::index.Tensor(%0, [None, %5]) [region=1]
   %10: f32[8] = aten::gelu(%9, approximate="ta\\"nh # x") [kept]
@@ -41,8 +42,9 @@ def test_everything_there_is_to_write() -> None:
     assert graph.nodes[3].kept
     assert graph.nodes[3].region == 3
     filling = Number(3, "wrapped", torch.float64, -math.inf)
-    assert graph.nodes[4].args == ((3,), filling, torch.float32, torch.strided, HERE, False)
-    assert graph.nodes[6].args[1] == 'ta"nh # x'
+    assert graph.nodes[5].args == ((3,), filling, torch.float32, torch.strided, HERE, False)
+    assert graph.nodes[7].args[1] == 'ta"nh # x'
+    assert graph.nodes[4].seed == graph.numbers[6] == Number(6, "seed", torch.int64, 78)
     assert graph.numbers[4].value == 1 - 2j
     assert graph.replaces == (0, None, None)
 

@@ -103,6 +103,13 @@ BROKEN: list[tuple[str, str, Callable[[], Graph], str]] = [
     ),
     ("argument-kinds", "recorded", text("alpha=$0=1", "alpha=$0=seed(1)"), r"argument alpha .* is \$0=seed\(1\)"),
     ("argument-kinds", "recorded", text("$1=seed(5)", "$1=5"), "argument generator"),
+    ("argument-kinds", "recorded", change_node(3, seed=Number(0, "number", torch.int64, 1)), r"seed .* is \$0=1"),
+    (
+        "numbers-declared",
+        "recorded",
+        change_node(3, seed=Number(9, "seed", torch.int64, 1)),
+        r"\$9=seed\(1\) is not a n",
+    ),
     ("argument-kinds", "recorded", text("f32, [8], [1], 8)\n  %3", "f32, 8, [1], 8)\n  %3"), "argument sizes"),
     ("argument-kinds", "recorded", text("f32, [8], [1], 8)\n  %3", "f32, [8.0], [1], 8)\n  %3"), "argument sizes"),
     ("argument-kinds", "recorded", text("%0, f32, [8], [1], 8)\n  %3", "%0, 6, [8], [1], 8)\n  %3"), "argument dtype"),

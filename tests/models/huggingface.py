@@ -217,7 +217,7 @@ def _clip_batch(step: int) -> dict[str, Tensor]:
     return {
         "input_ids": _tokens(step, BATCH, LENGTH),
         "pixel_values": _numbers(step, BATCH, 3, 32, 32),
-        "return_loss": True,  # type: ignore[dict-item]
+        "return_loss": True,
     }
 
 

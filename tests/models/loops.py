@@ -241,12 +241,12 @@ def scheduled() -> Program:
     def step(program: Program, model: nn.Module, optimizers: Optimizers, batch: Any) -> Tensor:
         optimizer = optimizers[0]
         if not hasattr(program, "schedule"):
-            program.schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.01, total_steps=10)  # type: ignore[attr-defined]
+            program.schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.01, total_steps=10)
         optimizer.zero_grad()
         loss = program.loss(model, batch)
         loss.backward()
         optimizer.step()
-        program.schedule.step()  # type: ignore[attr-defined]
+        program.schedule.step()
         return loss.detach()
 
     return Program(_mlp(6, 3), _pairs(6, 3), _regress, use(adamw), step)
@@ -262,7 +262,7 @@ def lbfgs() -> Program:
             loss.backward()
             return loss
 
-        loss: Tensor = optimizers[0].step(closure)  # type: ignore[assignment]
+        loss: Tensor = optimizers[0].step(closure)
         return loss.detach()
 
     return Program(
@@ -313,7 +313,7 @@ def logging_list() -> Program:
         kept.append(out.detach().mean())
         loss = F.mse_loss(out, batch[1])
         loss.backward()
-        kept.append(next(model.parameters()).grad.norm())  # type: ignore[union-attr]
+        kept.append(next(model.parameters()).grad.norm())
         optimizers[0].step()
         return loss.detach() + sum(float(t) for t in kept)
 

@@ -55,7 +55,7 @@ def convnet() -> Program:
 
 def channels_last() -> Program:
     program = convnet()
-    program.model = program.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    program.model = program.model.to(memory_format=torch.channels_last)
     program.batch = lambda s: (
         numbers(s, BATCH, 3, 16, 16).to(memory_format=torch.channels_last),
         classes(s, 5, BATCH),
@@ -223,7 +223,7 @@ def attention_seq2seq() -> Program:
         lambda s: (classes(s, 16, BATCH, 6), classes(s + 3, 16, BATCH, 5)),
         lambda m, b: m(*b),
         use(adamw),
-        generate=lambda m, device: m.greedy(classes(77, 16, BATCH, 6).to(device)),  # type: ignore[operator]
+        generate=lambda m, device: m.greedy(classes(77, 16, BATCH, 6).to(device)),
     )
 
 

@@ -46,6 +46,13 @@ DIFFERENT = [
     ),
     ("types of constants", "%2: f32[4, 4] = aten::mul.Scalar(%0, 1)\n%3: f32[4, 4] = aten::mul.Scalar(%0, True)"),
     ("zeros", "%2: f32[4, 4] = aten::mul.Scalar(%0, 0.0)\n%3: f32[4, 4] = aten::mul.Scalar(%0, -0.0)"),
+    (
+        "seeds apart from the arguments",
+        (
+            "(%2: f32[4, 4], %4: b8[4, 4]) = aten::native_dropout(%0, 0.5, True) [$0=seed(5)]\n"
+            "(%3: f32[4, 4], %5: b8[4, 4]) = aten::native_dropout(%0, 0.5, True) [$1=seed(5)]"
+        ),
+    ),
     ("recomputation", "%2: f32[4, 4] = aten::neg(%0)\n%3: f32[4, 4] = aten::neg(%0) [region=1]"),
     ("two recomputations", "%2: f32[4, 4] = aten::neg(%0) [region=2]\n%3: f32[4, 4] = aten::neg(%0) [region=1]"),
     ("strides", "%2: f32[4, 4] = aten::neg(%0)\n%3: f32[4, 4]{1, 4} = aten::neg(%0)"),

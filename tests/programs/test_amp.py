@@ -96,13 +96,13 @@ def test_custom_functions_know_autocast() -> None:
     class Product(torch.autograd.Function):
         @staticmethod
         @torch.amp.custom_fwd(device_type=DEVICE, cast_inputs=torch.float32)
-        def forward(ctx, x, y):  # type: ignore[no-untyped-def]
+        def forward(ctx, x, y):
             ctx.save_for_backward(x, y)
             return x @ y
 
         @staticmethod
         @torch.amp.custom_bwd(device_type=DEVICE)
-        def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        def backward(ctx, grad):
             x, y = ctx.saved_tensors
             return grad @ y.t(), x.t() @ grad
 

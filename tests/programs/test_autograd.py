@@ -65,7 +65,7 @@ def test_double_backward_through_layers() -> None:
         y = F.layer_norm(F.gelu(F.conv2d(x, w)), (4, 4)).softmax(-1).square().sum()
         gx, gw = torch.autograd.grad(y, (x, w), create_graph=True)
         (gx.square().sum() + gw.square().sum()).backward()
-        return [x.grad, w.grad]  # type: ignore[list-item]
+        return [x.grad, w.grad]
 
     both(program, x, w)
 
@@ -116,7 +116,7 @@ def test_tensor_hooks_and_retain_grad() -> None:
         x.register_hook(lambda g: seen.append(g))
         x.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(10))
         (y * y).sum().backward()
-        return [x.grad, y.grad, *seen]  # type: ignore[list-item]
+        return [x.grad, y.grad, *seen]
 
     both(program, torch.tensor([1.0, 2.0]))
 
@@ -158,7 +158,7 @@ def test_custom_functions() -> None:
         y = Cube.apply(doubled, 0.5).sum()
         (g,) = torch.autograd.grad(y, x, create_graph=True)
         g.sum().backward()
-        return [x.grad, best, changed, buffer]  # type: ignore[list-item]
+        return [x.grad, best, changed, buffer]
 
     both(program, torch.tensor([1.0, 3.0, -2.0]))
 
@@ -176,7 +176,7 @@ def test_activation_checkpointing(reentrant: bool) -> None:
             block = lambda t, w=w: torch.tanh(t @ w)
             y = checkpoint(block, y, use_reentrant=reentrant) if use else block(y)
         y.square().sum().backward()
-        return [x.grad, *(w.grad for w in weights)]  # type: ignore[misc]
+        return [x.grad, *(w.grad for w in weights)]
 
     x = torch.randn(2, 4)
     plain = program(x, weights, use=False)

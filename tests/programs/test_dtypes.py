@@ -57,7 +57,7 @@ def test_tensors_promote(left: torch.dtype, right: torch.dtype) -> None:
 
 def test_zero_dimensional_tensors_promote_by_category() -> None:
     def program(t: Tensor, scalar: Tensor) -> list[Tensor]:
-        return [t + scalar, scalar * t, torch.result_type(t, scalar) == t.dtype]  # type: ignore[list-item]
+        return [t + scalar, scalar * t, torch.result_type(t, scalar) == t.dtype]
 
     for a, b in itertools.product(
         [torch.ones(2, dtype=d) for d in (torch.bfloat16, torch.int32, torch.float64)], repeat=2

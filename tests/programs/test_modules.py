@@ -151,7 +151,7 @@ def test_attention(mask: str) -> None:
             *qkv, attn_mask=None if chosen is None else chosen.to(device), is_causal=mask == "causal"
         )
         out.square().sum().backward()
-        return [out.detach(), *(t.grad for t in qkv)]  # type: ignore[misc]
+        return [out.detach(), *(t.grad for t in qkv)]
 
     assert_same(program(DEVICE), program("cpu"))
 

@@ -92,7 +92,7 @@ def test_one_thread_cuts_while_another_records() -> None:
     assert not errors
 
 
-class Squares(Dataset):  # type: ignore[type-arg]
+class Squares(Dataset):
     def __len__(self) -> int:
         return 8
 
@@ -118,7 +118,7 @@ def test_data_loader_in_process_and_pinning() -> None:
     assert [x.sum().item() for (x,) in DataLoader(here, batch_size=2)] == [1.0, 5.0, 9.0]
 
 
-def _child_uses_device(queue: multiprocessing.Queue) -> None:  # type: ignore[type-arg]
+def _child_uses_device(queue: multiprocessing.Queue) -> None:
     try:
         queue.put(("value", (torch.ones(2, device=DEVICE) + 1).tolist()))
     except RuntimeError as error:

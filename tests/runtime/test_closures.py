@@ -1,0 +1,64 @@
+"""Functions that run after the step, with its values, without stalling it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import tarry
+from tarry.events import expect
+
+USES_DEVICE = True
+
+
+def test_a_closure_runs_after_the_step_with_host_copies() -> None:
+    seen = []
+    x = torch.ones(3, device="tarry") + 1
+    with expect(syncs=0):
+        tarry.add_step_closure(lambda t: seen.append((t.device.type, t.tolist())), x)
+    x.add_(5)  # the closure keeps the value of its moment
+    tarry.mark_step()
+    tarry.wait()
+    assert seen == [("cpu", [2.0, 2.0, 2.0])]
+    tarry.mark_step()
+    tarry.wait()
+    assert len(seen) == 1
+
+
+def test_the_step_does_not_wait_for_the_closure() -> None:
+    gate, done = threading.Event(), threading.Event()
+    x = torch.ones(1, device="tarry") + 1
+
+    def slow(_: torch.Tensor) -> None:
+        gate.wait(10)
+        done.set()
+
+    tarry.add_step_closure(slow, x)
+    tarry.mark_step()
+    assert not done.is_set()
+    assert (x + 1).item() == 3.0  # steps go on while the closure waits
+    gate.set()
+    tarry.wait()
+    assert done.is_set()
+
+
+def test_closures_run_in_order() -> None:
+    seen = []
+    for k in range(5):
+        tarry.add_step_closure(lambda t: seen.append(t.item()), torch.full((), float(k), device="tarry"))
+    tarry.mark_step()
+    tarry.wait()
+    assert seen == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_an_error_in_a_closure_is_raised_once_by_wait() -> None:
+    def fail(_: torch.Tensor) -> None:
+        raise ValueError("no such logger")
+
+    tarry.add_step_closure(fail, torch.ones((), device="tarry"))
+    tarry.mark_step()
+    with pytest.raises(ValueError, match="no such logger"):
+        tarry.wait()
+    tarry.wait()
