@@ -119,9 +119,11 @@ std::vector<at::Tensor> Batch::inputs() const {
   std::vector<at::Tensor> tensors;
   for (const NodePtr& node : order) {
     if (node->is_leaf()) {
-      tensors.push_back(on_real_device(node->data));
+      tensors.push_back(on_real_device(node->data).detach());
     } else if (node->results) {
-      tensors.insert(tensors.end(), node->results->begin(), node->results->end());
+      for (const at::Tensor& result : *node->results) {
+        tensors.push_back(result.defined() ? result.detach() : result);
+      }
     }
   }
   return tensors;

@@ -27,7 +27,8 @@ struct Batch {
   std::vector<int32_t> replaces; // per root: the slot of the leaf whose buffer the root's storage had, or -1
 
   size_t operations() const; // nodes that are not inputs
-  // The tensors of the leaves, in order. They stay owned by the leaves too.
+  // The tensors of the leaves, in order, as aliases: a tensor that Python has seen keeps a reference to itself, and its buffer
+  // could never be known to be unshared again.
   std::vector<at::Tensor> inputs() const;
 
   // Gives the roots' storages their data, and frees the nodes for the next step.

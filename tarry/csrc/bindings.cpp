@@ -233,7 +233,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   }, "Nodes recorded since the last cut.");
   m.def("materialise", [](const at::Tensor& tensor) {
     py::gil_scoped_release release;
-    return materialise(tensor, "sync");
+    return materialise(tensor, "sync").detach(); // see Batch::inputs
   });
   m.def("is_pending", [](const at::Tensor& tensor) {
     TORCH_CHECK(is_tarry(tensor), "tarry: expected a tensor on device 'tarry', but got one on '", tensor.device(), "'");

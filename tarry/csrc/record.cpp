@@ -308,12 +308,22 @@ NodePtr take_candidate(DeviceState& state, uint32_t position) {
 // A node that stands for the arbitrary contents of a fresh storage.
 NodePtr empty_node(DeviceState& state, const Layout* home) {
   static const Operator* op = find_operator("aten::empty_strided", "");
-  auto node = c10::make_intrusive<Node>();
+  const uint32_t position = state.position++;
+  const Hash128 hash = mix(op->hash, home->hash);
+  NodePtr node = take_candidate(state, position);
+  if (node && node->op == op && node->hash == hash && node->signature->fresh[0] == home && node->region == current_region) {
+    ++state.reused;
+    node->epoch = state.epoch;
+    node->position = position;
+    node->site = 0;
+    return node;
+  }
+  node = c10::make_intrusive<Node>();
   node->op = op;
   node->epoch = state.epoch;
-  node->position = state.position++;
+  node->position = position;
   node->region = current_region;
-  node->type_hash = node->hash = mix(op->hash, home->hash);
+  node->type_hash = node->hash = hash;
   auto& signature = state.signatures[node->type_hash];
   if (!signature) {
     signature = std::make_unique<Signature>();

@@ -18,6 +18,7 @@ import torch
 
 from tarry.errors import IRError
 from tarry.ir.graph import HERE, Graph, GraphBuilder, Number, NumberKind, Site, Value
+from tarry.ir.infer import infer
 from tarry.ir.layout import Layout, TensorType, disjoint
 from tarry.ir.operators import HIDDEN_WRITES, STRIDED_SCATTER, STRIDED_VIEW, Operator, operator
 
@@ -158,7 +159,8 @@ class _FromRaw:
             fresh, updated = self._one_by_one(op, described, node, written)
         else:
             fresh, updated = self._call(op, described, node, node["args"], written, fresh_types, homes)
-        self.values.extend(fresh)
+        # An absent output has an id only if the raw graph lists it.
+        self.values.extend(fresh if len(fresh) == node["fresh"] else [value for value in fresh if value is not None])
         self.values.extend(updated[id_] for id_ in mutated)
 
     def _call(
@@ -175,6 +177,7 @@ class _FromRaw:
         site = Site(node["file"], node["line"]) if node.get("file") else None
         region = node.get("region", 0)
         args = [self._arg(arg, site, region) for arg in raw_args]
+        fresh_types = _with_holes(described, args, fresh_types)
         seed = self._arg(node["seed"], site, region) if node.get("seed") else None
         written_types = []
         for id_, layout in written:
@@ -214,6 +217,23 @@ class _FromRaw:
                 current[id_] = self.values[id_] = value
         self.values = before
         return [], current
+
+
+def _with_holes(
+    described: Operator, args: Sequence[Any], types: Sequence[TensorType | None]
+) -> Sequence[TensorType | None]:
+    """The types of the fresh outputs, with None for those that the operator does not return. A raw graph may leave
+    those out (`convolution_backward` with a mask that turns off a gradient)."""
+    count = described.fresh_count
+    if count is None or len(types) >= count:
+        return types
+    mask = args[described.index_of("output_mask")] if described.index_of("output_mask") >= 0 else None
+    if not (isinstance(mask, tuple) and len(mask) == count):
+        mask = tuple(type_ is not None for type_ in infer(described.name, tuple(args)))
+    if sum(mask) != len(types):
+        raise IRError(f"raw graph: {described.name} has {len(types)} fresh outputs, but returns {sum(mask)}")
+    rest = iter(types)
+    return [next(rest) if there else None for there in mask]
 
 
 def _is_per_tensor(type_: str) -> bool:

@@ -13,7 +13,7 @@ import torch
 
 from tarry.errors import IRError
 from tarry.ir.graph import HERE, Graph, Node, Number, Value, map_leaves
-from tarry.ir.infer import call, flat_returns
+from tarry.ir.infer import call, fresh_results
 from tarry.ir.layout import Layout, TensorType, extent, is_injective, same_addresses
 from tarry.ir.operators import STRIDED_SCATTER, STRIDED_VIEW, operator, view_of
 from tarry.ir.text import node_text, type_text
@@ -69,9 +69,7 @@ def _run(
         if node.seed is not None:
             torch.manual_seed(int(numbers[node.seed.index].real))
         result = call(node.op, tuple(args))
-    parts = result if len(described.returns) > 1 else (result,)
-    fresh = [tensor for index in described.fresh for tensor in flat_returns(parts[index])]
-    return [*fresh, *written]
+    return [*fresh_results(node.op, result), *written]
 
 
 def _flat(arg: Any) -> list[Any]:

@@ -27,11 +27,14 @@ def call(op: str, args: tuple[Any, ...]) -> Any:
     return overload(op)(*positional, **keyword)
 
 
-def flat_returns(result: Any) -> list[torch.Tensor | None]:
-    """What an operator returned, as a flat list."""
-    if isinstance(result, tuple | list):
-        return [item for part in result for item in flat_returns(part)]
-    return [result]
+def fresh_results(op: str, result: Any) -> list[torch.Tensor | None]:
+    """The new tensors among what an operator returned, as a flat list; None where there could have been one."""
+    described = operator(op)
+    parts = result if len(described.returns) > 1 else (result,)
+    found: list[torch.Tensor | None] = []
+    for index in described.fresh:
+        found.extend(parts[index] if isinstance(parts[index], list | tuple) else [parts[index]])
+    return found
 
 
 def infer(op: str, args: tuple[Any, ...]) -> tuple[TensorType | None, ...]:
@@ -81,4 +84,4 @@ def _infer(request: _Call) -> tuple[TensorType | None, ...]:
         result = call(request.op, map_leaves(request.args, _meta))
     except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
         raise IRError(f"{request.op}: PyTorch cannot type this call: {error}") from error
-    return tuple(None if item is None else TensorType.of(item) for item in flat_returns(result))
+    return tuple(None if item is None else TensorType.of(item) for item in fresh_results(request.op, result))

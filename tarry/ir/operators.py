@@ -36,7 +36,8 @@ class Argument:
 @dataclass(frozen=True, slots=True)
 class Operator:
     """`written`: indices of the arguments that the operator writes to. `fresh`: indices of the returns that are new
-    tensors, that is not one of the written arguments again. `returns`: the types of the returns."""
+    tensors or lists of them, that is neither one of the written arguments again nor a number. `returns`: the types of
+    all returns."""
 
     name: str
     arguments: tuple[Argument, ...]
@@ -152,7 +153,9 @@ def operator(name: str) -> Operator:
         returns=tuple(str(ret.real_type) for ret in schema.returns),
         written=tuple(k for k, argument in enumerate(arguments) if argument.written),
         fresh=tuple(
-            k for k, ret in enumerate(schema.returns) if not (ret.alias_info is not None and ret.alias_info.is_write)
+            k
+            for k, ret in enumerate(schema.returns)
+            if "Tensor" in str(ret.real_type) and not (ret.alias_info is not None and ret.alias_info.is_write)
         ),
         random=random,
     )

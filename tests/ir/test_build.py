@@ -201,24 +201,23 @@ def test_outputs_that_do_not_exist_and_lists_with_holes() -> None:
         const(1),
         const([False, True, False]),
     ]
-    raw = raw_graph(
-        [layout(1, 1, 4, 4), layout(1, 1, 4, 4), layout(1, 1, 1, 1), layout(3, dtype=torch.int64)],
-        [
-            # An output that does not exist takes up an id all the same.
-            raw_node("aten::convolution_backward", args, [None, layout(1, 1, 1, 1), None]),
-            raw_node("aten::index.Tensor", [edge(1), ("list", [("none",), edge(3)])], [layout(1, 3, 4, 4)], line=2),
-        ],
-        [5, 7],
-    )
-    assert (
-        text(raw)
-        == """\
+    inputs = [layout(1, 1, 4, 4), layout(1, 1, 4, 4), layout(1, 1, 1, 1), layout(3, dtype=torch.int64)]
+    index = raw_node("aten::index.Tensor", [edge(1), ("list", [("none",), edge(3)])], [layout(1, 3, 4, 4)], line=2)
+    listed = raw_node("aten::convolution_backward", args, [None, layout(1, 1, 1, 1), None])
+    left_out = raw_node("aten::convolution_backward", args, [layout(1, 1, 1, 1)])
+    expected = """\
 graph(%0: f32[1, 1, 4, 4], %1: f32[1, 1, 4, 4], %2: f32[1, 1, 1, 1], %3: i64[3]):
   (_, %4: f32[1, 1, 1, 1], _) = aten::convolution_backward(%0, %1, %2, [0], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, \
 [False, True, False])  # train.py:1
   %5: f32[1, 3, 4, 4] = aten::index.Tensor(%1, [None, %3])  # train.py:2
   return %4, %5"""
-    )
+    # An output that does not exist takes up an id if it is listed.
+    assert text(raw_graph(inputs, [listed, index], [5, 7])) == expected
+    assert text(raw_graph(inputs, [left_out, index], [4, 5])) == expected
+    left_out["outputs"] *= 2
+    left_out["fresh"] = 2
+    with pytest.raises(IRError, match="has 2 fresh outputs, but returns 1"):
+        from_raw(raw_graph(inputs, [left_out], [4]))
 
 
 def test_an_output_that_was_resized_takes_over_no_buffer() -> None:

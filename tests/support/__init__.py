@@ -27,8 +27,13 @@ def load_device(name: str = DEVICE, backend: str | None = None) -> None:
         return
     import tarry
 
-    if backend is not None:
-        tarry.set_backend(backend)
+    chosen = backend or os.environ.get("TARRY_TEST_BACKEND")
+    if chosen is not None and tarry.get_backend().name != chosen:
+        if chosen.startswith("ir-"):
+            from tests.support.backends import register
+
+            register()
+        tarry.set_backend(chosen)
 
 
 def reset_device(name: str = DEVICE) -> None:
