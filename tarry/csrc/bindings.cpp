@@ -250,7 +250,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_property_readonly("num_operations", &Batch::operations)
       .def_property_readonly("num_outputs", [](const Batch& batch) { return batch.roots.size(); })
       .def("inputs", &Batch::inputs)
-      .def("numbers", [](const Batch& batch) { return RawGraph(batch).make()["numbers"]; })
+      .def("numbers", [](const Batch& batch) { return py::object(RawGraph(batch).make()["numbers"]); })
       .def("raw", [](const Batch& batch) { return RawGraph(batch).make(); })
       .def("structure", [](const Batch& batch) { return std::make_unique<Structure>(batch); })
       .def("matches", &Batch::matches)

@@ -187,6 +187,7 @@ def _compute(draw: Any, pool: list[torch.Tensor]) -> None:
 
 def _cast(draw: Any, pool: list[torch.Tensor]) -> None:
     x = _pick(draw, pool)
+    x = torch.view_as_real(x) if x.is_complex() else x
     pool.append(x.to(draw(st.sampled_from([torch.float32, torch.float16])), copy=True))
 
 

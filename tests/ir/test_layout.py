@@ -39,7 +39,6 @@ def addresses(x: Layout) -> list[int]:
     return found
 
 
-ints = st.integers(-1, 6)
 ARGS: dict[str, st.SearchStrategy[tuple[Any, ...]]] = {
     "aten::permute": st.permutations(range(3)).map(lambda dims: (tuple(dims),)),
     "aten::view": st.lists(st.sampled_from([1, 2, 3, 4, 6, 8, 12, 24]), max_size=4).map(lambda s: (tuple(s),)),

@@ -25,7 +25,7 @@ class StageBackend(tarry.Backend):
         graph = program.graph(self.stage)
 
         def compute(batch: Batch) -> None:
-            batch.commit(evaluate(graph, batch.inputs(), batch.numbers()))
+            batch.commit(evaluate(graph, batch.inputs(), batch.raw()["numbers"]))
 
         return compute
 
