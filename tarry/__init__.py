@@ -1,4 +1,6 @@
-"""tarry: a lazy-tensor runtime for PyTorch. Move a program to `device="tarry"`; it is recorded, compiled and run a step at a time.
+"""tarry: a lazy-tensor runtime for PyTorch.
+
+Move a program to `device="tarry"`; it is recorded, compiled and run a step at a time.
 
 `import tarry` registers the device. The names below are the public interface; everything else may change.
 """

@@ -23,7 +23,7 @@ _runtime = Runtime(C)
 
 
 def set_backend(backend: str | Backend, device: str | None = None) -> None:
-    """Choose what compiles and runs the recorded steps: a name, or an instance of a `tarry.Backend`; and on which real device."""
+    """Choose what compiles and runs the steps: a name or a `tarry.Backend` instance; and on which real device."""
     _runtime.set_backend(backend, device)
 
 
@@ -38,7 +38,7 @@ def register_backend(name: str, factory: Callable[..., Backend]) -> None:
 
 
 def mark_step(wait: bool = False) -> None:
-    """End the step here: compute everything that is pending. Rarely needed: `optimizer.step()` ends a step by itself."""
+    """End the step here: compute everything that is pending. `optimizer.step()` does so by itself."""
     _runtime.sync("mark_step")
     if wait:
         _runtime.wait()

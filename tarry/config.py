@@ -37,7 +37,7 @@ class Config:
 
     @property
     def force_fallback(self) -> frozenset[str]:
-        """Operators ("aten::add.Tensor") that always run eagerly, to find a faulty one. TARRY_FORCE_FALLBACK, commas."""
+        """Operators ("aten::add.Tensor") that always run eagerly, to find a faulty one. TARRY_FORCE_FALLBACK."""
         return self._force_fallback
 
     @force_fallback.setter
@@ -87,7 +87,7 @@ class Config:
     def cache_dir(self) -> Path:
         """Where builds and tables are kept. TARRY_CACHE_DIR."""
         chosen = os.environ.get("TARRY_CACHE_DIR")
-        return Path(chosen) if chosen else Path.home() / ".cache" / "tarry"
+        return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "tarry"
 
     @contextmanager
     def override(self, **settings: Any) -> Iterator[None]:

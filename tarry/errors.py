@@ -28,4 +28,4 @@ class FallbackError(TarryError):
 
 
 class IRError(TarryError):
-    """A graph breaks a rule of the intermediate representation; a fault of a pass or of a backend, not of the program."""
+    """A graph breaks a rule of the intermediate representation: a fault of a pass or a backend, not of the program."""

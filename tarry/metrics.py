@@ -38,7 +38,7 @@ def attach(native: Callable[[], dict[str, int]], reset: Callable[[], None]) -> N
 
 
 def counters() -> dict[str, int]:
-    """How often each thing happened: `record`, `node_reuse`, `sync`, `compile`, `cache_hit`, `fallback/aten::nonzero`, ..."""
+    """How often each thing happened: `record`, `node_reuse`, `sync`, `compile`, `fallback/aten::nonzero`, ..."""
     with _lock:
         return {**_native(), **_counts}
 

@@ -1,8 +1,8 @@
 """The contract between the runtime and a backend.
 
-A backend compiles a `Program` (one recorded step: its graph in any stage, its key) into a `Computation`, which the runtime
-calls with a `Batch` each time the same graph comes round. The reference backends below need no graph at all; those that
-compile ask for `program.graph()`.
+A backend compiles a `Program` (one recorded step: its graph in any stage, its key) into a `Computation`, which the
+runtime calls with a `Batch` each time the same graph comes round. The reference backend needs no graph at all; those
+that compile ask for `program.graph()`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Program:
 
 
 class Backend:
-    """Subclass it, give it a `name`, and write `compile`. The real device is where its tensors live ("cpu", "cuda:0")."""
+    """Subclass it, give it a `name`, and write `compile`. Its tensors live on `device` ("cpu", "cuda:0")."""
 
     name: str = ""
 

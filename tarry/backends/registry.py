@@ -1,4 +1,4 @@
-"""Backends by name: built-in, registered at run time, or installed by another package (entry point `tarry.backends`)."""
+"""Backends by name: built-in, registered at run time, or of another package (entry point `tarry.backends`)."""
 
 from __future__ import annotations
 

@@ -64,34 +64,91 @@ class OpEntry:
 
 # Operators with a hand-written kernel in csrc/kernels.cpp or csrc/composites.cpp.
 KERNELS = frozenset(
-    """
-    empty.memory_format empty_strided _efficientzerotensor as_strided view _reshape_alias unfold view_as_real
-    view_as_complex set_.source_Storage set_.source_Storage_storage_offset set_.source_Tensor set_ is_set_to resize_
-    _has_compatible_shallow_copy_type copy_ _copy_from _copy_from_and_resize _local_scalar_dense record_stream
-    native_batch_norm _fused_sdp_choice scaled_dot_product_attention _thnn_fused_lstm_cell _thnn_fused_gru_cell histc
-    """.split()
+    [
+        "empty.memory_format",
+        "empty_strided",
+        "_efficientzerotensor",
+        "as_strided",
+        "view",
+        "_reshape_alias",
+        "unfold",
+        "view_as_real",
+        "view_as_complex",
+        "set_.source_Storage",
+        "set_.source_Storage_storage_offset",
+        "set_.source_Tensor",
+        "set_",
+        "is_set_to",
+        "resize_",
+        "_has_compatible_shallow_copy_type",
+        "copy_",
+        "_copy_from",
+        "_copy_from_and_resize",
+        "_local_scalar_dense",
+        "record_stream",
+        "native_batch_norm",
+        "_fused_sdp_choice",
+        "scaled_dot_product_attention",
+        "_thnn_fused_lstm_cell",
+        "_thnn_fused_gru_cell",
+        "histc",
+    ]
 )
 
 # Composite operators that are better left to decompose: they only convert, allocate or make views.
 CONVERSIONS = frozenset(
-    """
-    _to_copy lift lift_fresh _unsafe_view detach alias _reshape_copy _foreach_copy_ _pin_memory is_pinned
-    _pack_padded_sequence _lazy_clone unsafe_split unsafe_split_with_sizes resize_as_ _resize_output_ equal is_same_size item is_nonzero _assert_tensor_metadata
-    """.split()
+    [
+        "_to_copy",
+        "lift",
+        "lift_fresh",
+        "_unsafe_view",
+        "detach",
+        "alias",
+        "_reshape_copy",
+        "_foreach_copy_",
+        "_pin_memory",
+        "is_pinned",
+        "_pack_padded_sequence",
+        "_lazy_clone",
+        "unsafe_split",
+        "unsafe_split_with_sizes",
+        "resize_as_",
+        "_resize_output_",
+        "equal",
+        "is_same_size",
+        "item",
+        "is_nonzero",
+        "_assert_tensor_metadata",
+    ]
 )
 
 # They write every element of what they mutate and read none of it.
 OVERWRITING = frozenset(
-    """
-    zero_ fill_.Scalar fill_.Tensor copy_ normal_ uniform_ bernoulli_.float bernoulli_.Tensor random_ random_.from random_.to
-    exponential_ cauchy_ log_normal_ geometric_
-    """.split()
+    [
+        "zero_",
+        "fill_.Scalar",
+        "fill_.Tensor",
+        "copy_",
+        "normal_",
+        "uniform_",
+        "bernoulli_.float",
+        "bernoulli_.Tensor",
+        "random_",
+        "random_.from",
+        "random_.to",
+        "exponential_",
+        "cauchy_",
+        "log_normal_",
+        "geometric_",
+    ]
 )
 
 # Their output's shape depends on data only if an index is a mask, which the recorder looks for.
 MASK_INDICES = frozenset({"index", "_unsafe_index"})
 
-TAKES_HOST_INDICES = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"})
+TAKES_HOST_INDICES = frozenset(
+    {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
+)
 
 # Random operators that torchgen does not tag as such, or that draw without taking a generator.
 RANDOM = frozenset({"native_dropout", "_fused_dropout", "rrelu_with_noise", "rrelu_with_noise_"})
@@ -99,7 +156,7 @@ RANDOM = frozenset({"native_dropout", "_fused_dropout", "rrelu_with_noise", "rre
 # Their numbers decide the shape of the output.
 SHAPE_FROM_NUMBERS = frozenset({"arange", "range"})
 
-# Their meta kernels promise other shapes than the CPU's kernels give.
+# Their meta kernels promise other shapes or types than the kernels of a real device give.
 SHAPE_FROM_DEVICE = frozenset(
     {
         "_native_batch_norm_legit",
@@ -110,23 +167,88 @@ SHAPE_FROM_DEVICE = frozenset(
         "_embedding_bag",
         "_embedding_bag_forward_only",
         "log_sigmoid_forward",
+        "native_group_norm",
+        "native_layer_norm",
     }
 )
 
 # Besides the pointwise operators: meta kernels that let wrong dtypes or dimensions pass. All of them take zeros.
 LENIENT_META = frozenset(
-    """
-    copy_ mm bmm addmm addmm_ baddbmm baddbmm_ mv addmv addmv_ addr addr_ dot vdot addbmm addbmm_ convolution _softmax
-    _log_softmax cat sum mean prod amax amin aminmax argmax argmin cumsum cumsum_ cumprod cumprod_ logsumexp gather index_select
-    scatter scatter_ scatter_add scatter_add_ index_add index_add_ index_copy index_copy_ index_fill index_fill_ masked_fill
-    masked_fill_ sort topk flip roll tril triu embedding native_layer_norm
-    """.split()
+    [
+        "copy_",
+        "mm",
+        "bmm",
+        "addmm",
+        "addmm_",
+        "baddbmm",
+        "baddbmm_",
+        "mv",
+        "addmv",
+        "addmv_",
+        "addr",
+        "addr_",
+        "dot",
+        "vdot",
+        "addbmm",
+        "addbmm_",
+        "convolution",
+        "_softmax",
+        "_log_softmax",
+        "cat",
+        "sum",
+        "mean",
+        "prod",
+        "amax",
+        "amin",
+        "aminmax",
+        "argmax",
+        "argmin",
+        "cumsum",
+        "cumsum_",
+        "cumprod",
+        "cumprod_",
+        "logsumexp",
+        "gather",
+        "index_select",
+        "scatter",
+        "scatter_",
+        "scatter_add",
+        "scatter_add_",
+        "index_add",
+        "index_add_",
+        "index_copy",
+        "index_copy_",
+        "index_fill",
+        "index_fill_",
+        "masked_fill",
+        "masked_fill_",
+        "sort",
+        "topk",
+        "flip",
+        "roll",
+        "tril",
+        "triu",
+        "embedding",
+        "native_layer_norm",
+    ]
 )
 
 # torchgen's tags do not cover these: their output's shape depends on data.
-UNTAGGED_DYNAMIC = frozenset({"_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive", "_unique", "masked_select"})
+UNTAGGED_DYNAMIC = frozenset(
+    {"_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive", "_unique", "masked_select"}
+)
 
-_FOREIGN_PREFIXES = ("sparse_", "_sparse_", "quantize", "q_", "_nested_", "mkldnn_", "_mkldnn_", "to_mkldnn", "int_repr")
+_FOREIGN_PREFIXES = (
+    "sparse_",
+    "_sparse_",
+    "quantize",
+    "q_",
+    "_nested_",
+    "mkldnn_",
+    "_mkldnn_",
+    "to_mkldnn",
+    "int_repr",
+)
 
 
 def entry(function: NativeFunction) -> OpEntry:
@@ -198,7 +320,10 @@ def load_table(cache: Path) -> list[OpEntry]:
     path = cache / f"operators-{hashlib.sha256(source).hexdigest()[:16]}.json"
     try:
         rows = json.loads(path.read_text())
-        return [OpEntry(**{**row, "kind": Kind(row["kind"]), "mutable_arguments": tuple(row["mutable_arguments"])}) for row in rows]
+        return [
+            OpEntry(**{**row, "kind": Kind(row["kind"]), "mutable_arguments": tuple(row["mutable_arguments"])})
+            for row in rows
+        ]
     except (OSError, ValueError, TypeError, KeyError):
         pass  # absent or damaged: made anew
     table = make_table()

@@ -1,6 +1,6 @@
 """Pickling a tensor pickles its storage, which PyTorch writes by a raw pointer for custom devices. Ours have none.
 
-The newer file format copies the storage to the host first, so a tarry storage is pickled in that format. Private name used:
+The newer file format copies the storage to the host first, so a tarry storage is pickled in that format. Private names:
 `torch.storage.TypedStorage.__reduce__` and `torch.storage._load_from_bytes` (seen in 2.11 to 2.13).
 """
 

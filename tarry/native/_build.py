@@ -247,7 +247,10 @@ def _ninja_file(plan: Plan, objects: dict[Path, Path], stale: list[Path], work: 
             _word(f"-ffile-prefix-map={package}=torch"),
         ]
     )
-    linking = " ".join([f"-L{_word(package / 'lib')}", *(f"-l{library}" for library in LIBRARIES)])
+    # Some compilers link their C++ library statically. Two copies in one process do not share their locales, and the
+    # first number written to a stream crashes; torch uses the shared one, so ours must.
+    shared = "" if sys.platform == "darwin" else " -l:libstdc++.so.6"
+    linking = " ".join([f"-L{_word(package / 'lib')}", *(f"-l{library}" for library in LIBRARIES)]) + shared
     lines = [
         "ninja_required_version = 1.5",
         "rule compile",

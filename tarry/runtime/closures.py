@@ -57,7 +57,7 @@ class StepClosures:
             function, tensors = self._queue.get()
             try:
                 function(*(tensor.cpu() for tensor in tensors))
-            except BaseException as error:  # noqa: BLE001 - it is raised again on the thread that syncs or waits
+            except BaseException as error:
                 with self._lock:
                     self._errors.append(error)
             finally:

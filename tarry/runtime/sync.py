@@ -1,8 +1,8 @@
 """The runtime: from a request for values to values.
 
-A request (an `.item()`, a copy to the host, `optimizer.step()`, `mark_step()`, the node cap) computes *everything* that is
-pending, in one batch, so that ten `.item()` calls in a row run one program. Requests of several threads are served one at a
-time; recording goes on meanwhile.
+A request (an `.item()`, a copy to the host, `optimizer.step()`, `mark_step()`, the node cap) computes *everything* that
+is pending, in one batch, so that ten `.item()` calls in a row run one program. Requests of several threads are served
+one at a time; recording goes on meanwhile.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -71,7 +72,7 @@ class Runtime:
             batch = self._native.collect(device)
             if batch is not None:
                 start = perf_counter()
-                with record_function("tarry::step"):
+                with _profiled("tarry::step"):
                     computation = self._cache.find(batch)
                     if computation is None:
                         computation = self._compile(backend, batch)
@@ -83,22 +84,23 @@ class Runtime:
 
     def _compile(self, backend: Backend, batch: Any) -> Computation:
         start = perf_counter()
-        with record_function("tarry::compile"):
+        with _profiled("tarry::compile"):
             try:
                 computation = backend.compile(Program(batch.key, batch.num_operations, batch.raw))
             except Exception as error:
                 events.emit("error", stage="compile", backend=backend.name, error=repr(error))
-                error.add_note(f"while backend {backend.name!r} compiled {_describe(batch)}; everything is still pending")
+                error.add_note(f"while backend {backend.name!r} compiled {_describe(batch)}; all is still pending")
                 raise
         self._cache.keep(batch, computation, config.max_cached_programs)
+        seconds = perf_counter() - start
         events.emit(
-            "compile", backend=backend.name, key=batch.key, operations=batch.num_operations, seconds=perf_counter() - start
+            "compile", backend=backend.name, key=batch.key, operations=batch.num_operations, seconds=seconds
         )
         return computation
 
     def _execute(self, computation: Computation, batch: Any) -> None:
         start = perf_counter()
-        with record_function("tarry::execute"):
+        with _profiled("tarry::execute"):
             try:
                 computation(batch)
             except BaseException as error:
@@ -144,6 +146,14 @@ class Runtime:
                 f"Avoid it there, or set tarry.config.fallback = 'allow'."
             )
         events.emit("fallback", op=op, reason=reason, file=file, line=line)
+
+
+_UNPROFILED: AbstractContextManager[Any] = nullcontext()
+
+
+def _profiled(name: str) -> AbstractContextManager[Any]:
+    """A range that torch.profiler shows. Entering one costs microseconds, so only while a profiler looks."""
+    return record_function(name) if torch._C._autograd._profiler_enabled() else _UNPROFILED
 
 
 def _describe(batch: Any) -> str:

@@ -92,12 +92,10 @@ def test_an_interrupt_in_the_middle_leaves_everything_pending() -> None:
         x = (x @ weight.to("tarry")).tanh()
         count.add_(1)
         expected = (expected @ weight).tanh()
-    timer = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer = threading.Timer(0.15, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        for _ in range(50):
-            tarry.mark_step()
-            timer.join(0.2)
+        tarry.mark_step()
     assert count.item() == 400.0
     torch.testing.assert_close(x.cpu(), expected)
 

@@ -50,7 +50,7 @@ def test_reading_again_runs_nothing() -> None:
         lambda t: tarry.mark_step(),
         lambda t: torch.tarry.synchronize(),
     ],
-    ids="item cpu tolist bool float print copy_ sync mark_step synchronize".split(),
+    ids=["item", "cpu", "tolist", "bool", "float", "print", "copy_", "sync", "mark_step", "synchronize"],
 )
 def test_what_forces_a_value(read) -> None:
     x = torch.ones((), device="tarry") + 1
