@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,6 +98,17 @@ def _synchronize() -> None:
     _runtime.wait()
 
 
+def _at_exit() -> None:
+    """Let the autograd engine's thread drop what it still holds of the last backward pass.
+
+    It needs the GIL for that; one that asks for the GIL once the interpreter is shutting down is killed in the middle of
+    a destructor, and takes the process with it. Sleeping hands the GIL over.
+    """
+    if device.module.is_initialized():
+        time.sleep(0.01)
+    _runtime.close()
+
+
 def _install() -> None:
     for package in (Path(torch.__file__).parent, Path(__file__).parent):
         C.add_internal_path(f"{package}/")
@@ -106,6 +119,7 @@ def _install() -> None:
     device.install(C, cut=_after_optimizer, synchronize=_synchronize)
     metrics.attach(lambda: C.counters(0), lambda: C.reset_counters(0))
     config.subscribe(_on_config)
+    atexit.register(_at_exit)
 
 
 _install()

@@ -122,6 +122,9 @@ CONVERSIONS = frozenset(
     ]
 )
 
+# They would decompose, but on a real device they have a kernel, and a derivative, of their own.
+LEAVES_IN_EAGER = frozenset({"mish_backward"})
+
 # They write every element of what they mutate and read none of it.
 OVERWRITING = frozenset(
     [
@@ -282,7 +285,7 @@ def entry(function: NativeFunction) -> OpEntry:
 def _kind(function: NativeFunction, name: str, base: str) -> Kind:
     if name in KERNELS:
         return Kind.KERNEL
-    if function.has_composite_implicit_autograd_kernel:
+    if function.has_composite_implicit_autograd_kernel and name not in LEAVES_IN_EAGER:
         return Kind.DECOMPOSE
     if function.is_view_op:
         return Kind.VIEW

@@ -201,7 +201,9 @@ void first_use() {
     });
   });
   Use expected = Use::None;
-  use.compare_exchange_strong(expected, Use::Used);
+  if (use.compare_exchange_strong(expected, Use::Used)) {
+    join_autograd_engine();
+  }
 }
 
 void refuse_fork() {

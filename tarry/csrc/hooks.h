@@ -42,6 +42,9 @@ using Synchronize = void (*)(c10::DeviceIndex);
 void set_synchronize(Synchronize synchronize);
 void synchronize(c10::DeviceIndex index);
 
+// Makes sure that the autograd engine has a thread for each of our devices (engine.cpp).
+void join_autograd_engine();
+
 // Defined by the recorder: Tensor.resize_ and UntypedStorage.resize_ come here.
 void resize_storage(c10::StorageImpl* storage, size_t nbytes);
 

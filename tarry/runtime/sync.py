@@ -63,6 +63,11 @@ class Runtime:
             self._backend = chosen
             self._native.set_real_device(chosen.device)
 
+    def close(self) -> None:
+        """The process ends: what is pending is dropped, the backend torn down."""
+        if self._backend is not None:
+            self._backend.teardown()
+
     # ---- syncing
 
     def sync(self, reason: str, device: int = 0) -> None:

@@ -85,13 +85,16 @@ class _Call:
 
     value: Any = None
     error: Exception | None = None
+    where: str = ""
 
 
 def _attempt(fn: Callable[[], Any]) -> _Call:
     try:
         return _Call(value=fn())
     except Exception as error:  # any exception is an outcome to compare
-        return _Call(error=error)
+        frames = traceback.extract_tb(error.__traceback__)
+        # Without the traceback, whose frames would keep the tensors of a failed step alive and so pending.
+        return _Call(error=error.with_traceback(None), where=f" [{frames[-1].name}]" if frames else "")
 
 
 def _tensors(tree: Any) -> list[Any]:
@@ -219,9 +222,7 @@ class Checker:
                 outcome.failures.append(f"{where}: eager raises {_short(expected.error)}, the device does not")
             return
         if actual.error is not None:
-            frames = traceback.extract_tb(actual.error.__traceback__)
-            at = f" [{frames[-1].name}]" if frames else ""
-            outcome.failures.append(f"{where}: {_short(actual.error)}{at}")
+            outcome.failures.append(f"{where}: {_short(actual.error)}{actual.where}")
             return
         value, dev_inputs = actual.value
         # A factory whose sample names no device makes its result on the host, on purpose.

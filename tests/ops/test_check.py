@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +11,6 @@ import torch
 
 from tests.ops.check import Checker, all_ops
 from tests.support.move import move
-from tests.support.pool import run_pool
 
 
 def _wrong_second_time(fn: Callable[..., Any], spoil: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
@@ -71,36 +68,3 @@ def test_move_keeps_strides_offsets_and_sharing() -> None:
     x.zero_()
     assert y[0] == 0, "the copies share a storage with each other"
     assert base[2, 0] == 12, "and not with the original"
-
-
-def _setup() -> None:
-    """Nothing to load for the tasks below."""
-
-
-def _task(name: str) -> str:
-    if name == "crash":
-        os.abort()
-    if name == "hang":
-        time.sleep(60)
-    if name == "raise":
-        raise ValueError("bad task")
-    return name.upper()
-
-
-def test_pool_survives_crashes_hangs_and_exceptions() -> None:
-    tasks = ["a", "crash", "b", "raise", "hang", "c"]
-    outcomes = {o.task: o for o in run_pool(tasks, _task, setup=_setup, jobs=1, timeout=3)}
-    assert set(outcomes) == set(tasks)
-    assert [outcomes[t].value for t in "abc"] == ["A", "B", "C"]
-    assert "SIGABRT" in (outcomes["crash"].crash or "")
-    assert "no answer" in (outcomes["hang"].crash or "")
-    assert "bad task" in (outcomes["raise"].crash or "")
-
-
-def _bad_setup() -> None:
-    raise ImportError("nothing to import")
-
-
-def test_pool_that_cannot_be_set_up_says_why() -> None:
-    with pytest.raises(RuntimeError, match="nothing to import"):
-        list(run_pool(["a", "b"], _task, setup=_bad_setup, jobs=2))

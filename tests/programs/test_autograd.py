@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -336,3 +338,17 @@ def test_forward_mode() -> None:
 def test_gradcheck() -> None:
     x = dev(torch.randn(3, 2, dtype=torch.float64)).requires_grad_()
     assert torch.autograd.gradcheck(lambda t: (t.sigmoid() * t.t().sum()).cumsum(0), (x,))
+
+
+def test_backward_of_another_device_before_the_first_use() -> None:
+    """The engine starts its threads at the first backward of the process; ours must have one all the same."""
+    script = (
+        "import torch\n"
+        "torch.ones(2, requires_grad=True).sum().backward()\n"
+        "import tarry\n"
+        "x = torch.ones(2, device='tarry', requires_grad=True)\n"
+        "(x * 3).sum().backward()\n"
+        "print(x.grad.tolist())\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=100)
+    assert result.stdout.strip() == "[3.0, 3.0]", result.stderr

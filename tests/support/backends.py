@@ -8,9 +8,19 @@ from __future__ import annotations
 
 import functools
 
+import torch
+
 import tarry
 from tarry.backends.base import Batch, Computation, Program
 from tarry.ir.evaluate import evaluate
+from tarry.ir.layout import TensorType
+
+
+def _exactly(tensor: torch.Tensor, promised: TensorType) -> torch.Tensor:
+    """The tensor with the strides that were recorded, also where they lead nowhere (sizes of 0 and 1)."""
+    if tensor.stride() == promised.strides:
+        return tensor
+    return torch.empty_strided(promised.sizes, promised.strides, dtype=tensor.dtype).copy_(tensor)
 
 
 class StageBackend(tarry.Backend):
@@ -25,7 +35,8 @@ class StageBackend(tarry.Backend):
         graph = program.graph(self.stage)
 
         def compute(batch: Batch) -> None:
-            batch.commit(evaluate(graph, batch.inputs(), batch.raw()["numbers"]))
+            results = evaluate(graph, batch.inputs(), batch.raw()["numbers"])
+            batch.commit([_exactly(t, value.type) for t, value in zip(results, graph.outputs, strict=True)])
 
         return compute
 

@@ -27,6 +27,14 @@ class Outcome:
     seconds: float = 0.0
 
 
+class Retire(Exception):  # noqa: N818 - it carries a result, not an error
+    """Raised by a task that has its result but has left the process in a state that would spoil the next task."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__("the worker asks to be replaced")
+        self.value = value
+
+
 def _serve(
     pipe: Connection, setup: Callable[..., None], setup_args: tuple[Any, ...], work: Callable[[str], Any]
 ) -> None:
@@ -44,6 +52,8 @@ def _serve(
             return
         try:
             answer = ("done", work(task))
+        except Retire as last:
+            answer = ("last", last.value)
         except BaseException as error:  # the parent decides; the worker must live on
             answer = ("raised", f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
         pipe.send(answer)
@@ -123,9 +133,9 @@ def run_pool(
                     worker.ready = True
                 else:
                     assert worker.task is not None
-                    crash = {"done": None, "raised": f"harness error: {value}", "died": value}[kind]
-                    yield Outcome(worker.task, value if kind == "done" else None, crash, spent)
-                if kind == "died":
+                    crash = {"raised": f"harness error: {value}", "died": value}.get(kind)
+                    yield Outcome(worker.task, value if crash is None else None, crash, spent)
+                if kind in ("died", "last"):
                     _stop(worker)
                     workers.remove(worker)
                     if queue:

@@ -1,0 +1,36 @@
+"""Every Python example in the documentation is run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks" / "README.md"]
+USES_DEVICE = True
+
+
+def _examples() -> list[tuple[str, str]]:
+    found = []
+    for page in PAGES:
+        for match in re.finditer(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+            line = page.read_text()[: match.start()].count("\n") + 1
+            found.append((f"{page.relative_to(ROOT)}:{line}", match[1]))
+    return found
+
+
+def test_there_are_examples() -> None:
+    assert any(name.startswith("README.md") for name, _ in _examples())
+
+
+@pytest.mark.parametrize(("name", "source"), _examples(), ids=[name for name, _ in _examples()])
+def test_example(name: str, source: str) -> None:
+    exec(compile(source, name, "exec"), {"__name__": "example"})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_and_paths_exist(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
