@@ -1,6 +1,5 @@
 // Running an operator at once on the real device, and the calls into the Python runtime.
 #include <Python.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/Exceptions.h>
 
 #include <algorithm>
@@ -167,7 +166,7 @@ void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reaso
     state = &device_state(-1);
   }
   {
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    PlainDispatch plain;
     std::optional<SeededCall> seeded;
     if (op.has(kRandom)) {
       seeded.emplace(op, draw_seed(given, state->index), call_stack);

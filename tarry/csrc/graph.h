@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <c10/core/StorageImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/flat_hash_map.h>
 #include <c10/util/intrusive_ptr.h>
@@ -177,6 +178,14 @@ at::Tensor view_as_layout(const at::Tensor& home, const Layout* layout);
 
 // Data made by a backend on another device are moved when they are next needed.
 at::Tensor on_real_device(at::Tensor data);
+
+// While it lives, operators on real tensors run as plain kernels: no autograd, and nothing of what the user's thread has
+// switched on (autocast, dispatch modes, function transforms), which has had its effect on what was recorded already.
+struct PlainDispatch {
+  c10::impl::ForceDispatchKeyGuard guard{
+      c10::DispatchKeySet(c10::DispatchKey::BackendSelect),
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset};
+};
 
 c10::Device real_device();
 void set_real_device(c10::Device device);

@@ -8,7 +8,6 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/ScalarOps.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_strided.h>
 #include <torch/csrc/Exceptions.h>
 
@@ -380,7 +379,7 @@ void Interpreter::run() {
   for (const Root& root : batch_.roots) {
     ++uses_[root.node->first_slot + root.output];
   }
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  PlainDispatch plain;
   bool failed = false;
   try {
     size_t count = 0;

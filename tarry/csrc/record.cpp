@@ -42,7 +42,9 @@ at::Tensor without_lazy_bits(const at::Tensor& tensor) {
 
 // One look over the arguments: what they are, and the hash of all that identifies the call but its tensors' values.
 struct Scan {
-  explicit Scan(const Operator& op) : op(op), hash(op.hash) {}
+  // The default dtype decides what integers divided by integers give.
+  explicit Scan(const Operator& op)
+      : op(op), hash(mix(op.hash, static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()))) {}
 
   const Operator& op;
   Hash128 hash;

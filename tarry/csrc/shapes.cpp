@@ -3,7 +3,6 @@
 // call is wrong it raises the very error that eager PyTorch raises. Small calls of operators whose meta kernels are known to be
 // lenient (about dtypes, dimensions, overlapping memory) are run there too, so that a mistake surfaces at its line.
 #include <ATen/EmptyTensor.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_strided.h>
 #include <torch/csrc/Exceptions.h>
 
@@ -75,7 +74,7 @@ struct Probe {
     for (size_t i = 0; i < arguments.size(); ++i) {
       stack.push_back(argument(arguments[i], op.arguments[i]));
     }
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    PlainDispatch plain;
     op.handle.callBoxed(&stack);
     return stack;
   }

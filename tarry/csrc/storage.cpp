@@ -186,6 +186,7 @@ at::Tensor make_uninitialised(DeviceState& state, const Layout* layout) {
 }
 
 at::Tensor wrap_real(DeviceState& state, at::Tensor real) {
+  PlainDispatch plain;
   mark_used();
   const Layout* layout = layout_of(real.unsafeGetTensorImpl());
   if (!layout->dense || real.storage().nbytes() != layout->nbytes || real.storage().use_count() != 1 || real.is_conj() || real.is_neg()) {
@@ -198,6 +199,7 @@ at::Tensor wrap_real(DeviceState& state, at::Tensor real) {
 }
 
 at::Tensor upload(DeviceState& state, const at::Tensor& source) {
+  PlainDispatch plain;
   auto real = at::empty_strided(
       source.sizes(), source.is_non_overlapping_and_dense() ? source.strides() : source.contiguous().strides(),
       source.options().device(real_device()));
@@ -237,6 +239,7 @@ void set_data(TarryStorage* storage, at::Tensor data, Graveyard& graveyard) {
 // ---- real tensors
 
 at::Tensor view_as_layout(const at::Tensor& home, const Layout* layout) {
+  PlainDispatch plain;
   if (layout->describes(home.unsafeGetTensorImpl())) {
     return home;
   }
@@ -251,6 +254,7 @@ at::Tensor view_as_layout(const at::Tensor& home, const Layout* layout) {
 }
 
 at::Tensor on_real_device(at::Tensor data) {
+  PlainDispatch plain;
   const c10::Device device = real_device();
   return data.device() == device ? data : data.to(device);
 }
@@ -319,6 +323,7 @@ at::Tensor materialise(const at::Tensor& tensor, const char* reason) {
 }
 
 at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason) {
+  PlainDispatch plain;
   TarryStorage* storage = storage_of(tensor.unsafeGetTensorImpl());
   TORCH_CHECK(storage, kNotOurs);
   at::Tensor data = settle(storage, reason);

@@ -16,7 +16,8 @@ from tests.aliasing.world import World
 USES_DEVICE = True
 
 
-def _play(data: st.DataObject, lines: int) -> None:
+def play(data: st.DataObject, lines: int) -> None:
+    """One random program of up to so many lines, run in both worlds."""
     world = World()
     writer = Writer(world, data)
     for _ in range(data.draw(st.integers(1, 2))):
@@ -47,17 +48,17 @@ def _play(data: st.DataObject, lines: int) -> None:
 @given(st.data())
 @settings(max_examples=150)
 def test_views_and_writes(data: st.DataObject) -> None:
-    _play(data, lines=20)
+    play(data, lines=20)
 
 
 @pytest.mark.slow
 @given(st.data())
 @settings(max_examples=800)
 def test_views_and_writes_at_length(data: st.DataObject) -> None:
-    _play(data, lines=40)
+    play(data, lines=40)
 
 
-def _play_gradients(data: st.DataObject, lines: int) -> None:
+def play_gradients(data: st.DataObject, lines: int) -> None:
     """The same under autograd: views of a differentiable tensor, written in place; the gradient of all that is left."""
     world = World()
     shape = data.draw(st.sampled_from(((4, 3), (2, 3, 4), (6,))))
@@ -94,11 +95,11 @@ def _play_gradients(data: st.DataObject, lines: int) -> None:
 @given(st.data())
 @settings(max_examples=100)
 def test_gradients(data: st.DataObject) -> None:
-    _play_gradients(data, lines=10)
+    play_gradients(data, lines=10)
 
 
 @pytest.mark.slow
 @given(st.data())
 @settings(max_examples=400)
 def test_gradients_at_length(data: st.DataObject) -> None:
-    _play_gradients(data, lines=20)
+    play_gradients(data, lines=20)

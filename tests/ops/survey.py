@@ -16,6 +16,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from tests.ops.known_failures import known_failure
 from tests.support.pool import Outcome, Retire, run_pool
 
 _state: dict[str, Any] = {}
@@ -123,8 +124,10 @@ def main(argv: list[str] | None = None) -> int:
     if options.json:
         with open(options.json, "w") as file:
             json.dump([asdict(o) for o in outcomes], file, indent=1)
-    bad = any(o.crash or any(m["failures"] for m in o.value["modes"].values()) for o in outcomes)
-    return 1 if bad else 0
+    bad = [o.task for o in outcomes if o.crash or any(m["failures"] for m in o.value["modes"].values())]
+    unexpected = [name for name in bad if known_failure(name, options.dtype) is None]
+    print(f"known failures: {len(bad) - len(unexpected)}; unexpected: {', '.join(unexpected) or 'none'}")
+    return 1 if unexpected else 0
 
 
 if __name__ == "__main__":

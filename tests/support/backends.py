@@ -35,7 +35,7 @@ class StageBackend(tarry.Backend):
         graph = program.graph(self.stage)
 
         def compute(batch: Batch) -> None:
-            results = evaluate(graph, batch.inputs(), batch.raw()["numbers"])
+            results = evaluate(graph, batch.inputs(), batch.numbers())
             batch.commit([_exactly(t, value.type) for t, value in zip(results, graph.outputs, strict=True)])
 
         return compute
