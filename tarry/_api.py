@@ -71,7 +71,7 @@ def graph(*tensors: torch.Tensor, stage: str = "recorded") -> Graph:
 
     if not tensors:
         raise TypeError("tarry.graph() takes the tensors whose graph you want to see")
-    return run(from_raw(C.peek(list(tensors)).raw()), stage)
+    return run(from_raw(_runtime.peek(list(tensors))), stage)
 
 
 def explain(*tensors: torch.Tensor, stage: str = "recorded") -> str:
@@ -101,8 +101,8 @@ def _synchronize() -> None:
 def _at_exit() -> None:
     """Let the autograd engine's thread drop what it still holds of the last backward pass.
 
-    It needs the GIL for that; one that asks for the GIL once the interpreter is shutting down is killed in the middle of
-    a destructor, and takes the process with it. Sleeping hands the GIL over.
+    It needs the GIL for that; one that asks for the GIL once the interpreter is shutting down is killed in the middle
+    of a destructor, and takes the process with it. Sleeping hands the GIL over.
     """
     if device.module.is_initialized():
         time.sleep(0.01)

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import signal
+
 from tarry.backends.base import Backend, Batch, Computation, Program
 
 
 def _interpret(batch: Batch) -> None:
-    batch.interpret()
+    batch.interpret(interruptible=_only_default_handlers())
+
+
+def _only_default_handlers() -> bool:
+    """Whether an interrupt can only end the program: a handler of the user's might ask for values in mid-step."""
+    return (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+        and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+    )
 
 
 class EagerBackend(Backend):

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "hooks.h"
+
 namespace tarry {
 namespace {
 
@@ -54,6 +56,7 @@ void gather(Batch& batch) {
 } // namespace
 
 std::unique_ptr<Batch> collect(DeviceState& state) {
+  check_fork();
   auto batch = std::make_unique<Batch>();
   batch->state = &state;
   std::vector<NodePtr> old_history;
@@ -78,6 +81,7 @@ std::unique_ptr<Batch> collect(DeviceState& state) {
 }
 
 std::unique_ptr<Batch> peek(const std::vector<at::Tensor>& tensors) {
+  check_fork();
   auto batch = std::make_unique<Batch>();
   batch->state = nullptr;
   batch->epoch = 0;
@@ -85,14 +89,18 @@ std::unique_ptr<Batch> peek(const std::vector<at::Tensor>& tensors) {
   for (const at::Tensor& tensor : tensors) {
     TORCH_CHECK(is_tarry(tensor), "tarry.graph: expected tensors on device 'tarry', but got one on '", tensor.device(), "'");
     storages.push_back(storage_of(tensor.unsafeGetTensorImpl()));
+    TORCH_CHECK(storages.back(), "tarry.graph: this tensor has no storage on device 'tarry' (it is sparse, say)");
+    TORCH_CHECK(
+        !batch->state || batch->state == storages.back()->state, "tarry.graph: the tensors are on different devices");
     batch->state = storages.back()->state;
   }
   if (storages.empty()) {
     return nullptr;
   }
+  Graveyard graveyard;
   std::lock_guard<std::mutex> guard(batch->state->mutex);
   for (TarryStorage* storage : storages) {
-    Value value = current_value(storage);
+    Value value = current_value(storage, graveyard);
     batch->roots.push_back({storage, std::move(value.node), value.output});
   }
   gather(*batch);
@@ -129,11 +137,32 @@ std::vector<at::Tensor> Batch::inputs() const {
   return tensors;
 }
 
+namespace {
+
+// Strides of dimensions that are never stepped along (of size 1, or of an empty tensor) may be anything.
+bool differs_in_idle_strides(const at::Tensor& tensor, const Layout& layout) {
+  if (!tensor.defined() || tensor.scalar_type() != layout.dtype || tensor.sizes() != c10::IntArrayRef(layout.sizes) ||
+      tensor.storage_offset() != 0 || tensor.strides() == c10::IntArrayRef(layout.strides)) {
+    return false;
+  }
+  for (size_t d = 0; layout.numel != 0 && d < layout.sizes.size(); ++d) {
+    if (layout.sizes[d] != 1 && tensor.strides()[d] != layout.strides[d]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+} // namespace
+
 void Batch::commit(std::vector<at::Tensor> outputs) {
   TORCH_CHECK(
       outputs.size() == roots.size(), "tarry: the program gave ", outputs.size(), " results for ", roots.size(), " outputs");
   for (size_t i = 0; i < outputs.size(); ++i) {
     const Layout* layout = roots[i].node->output_layout(roots[i].output);
+    if (differs_in_idle_strides(outputs[i], *layout)) {
+      outputs[i] = view_as_layout(outputs[i], layout);
+    }
     TORCH_CHECK(
         layout->describes(outputs[i].unsafeGetTensorImpl()),
         "tarry: result ", i, " of the program (", roots[i].node->op ? roots[i].node->op->name : "input", ") is ",
@@ -161,6 +190,9 @@ void Batch::commit(std::vector<at::Tensor> outputs) {
       graveyard.tensors.push_back(std::move(node->data));
     }
     if (quiet && node->results) {
+      for (at::Tensor& result : *node->results) {
+        graveyard.tensors.push_back(std::move(result));
+      }
       node->results.reset();
       continue; // of an earlier, interrupted epoch: not to be used again
     }
@@ -175,13 +207,21 @@ void Batch::commit(std::vector<at::Tensor> outputs) {
 
 // ---- comparing programs
 
-Structure::Structure(const Batch& batch) : key(batch.key), nodes(batch.order), replaces(batch.replaces) {
-  for (const NodePtr& node : nodes) {
-    if (!is_input(*node)) {
+Structure::Structure(const Batch& batch) : key(batch.key), replaces(batch.replaces) {
+  for (const NodePtr& node : batch.order) {
+    Call call{node->op, node->signature, node->leaf_layout, node->region, {}, {}, {}};
+    if (is_input(*node)) {
+      call.op = nullptr;
+      call.leaf_layout = node->is_leaf() ? node->leaf_layout : nullptr; // null: a kept result, which matches nothing
+    } else {
+      call.slots = node->slots;
+      call.constants = node->constants;
       for (const Edge& edge : node->edges) {
+        call.views.push_back(edge.view);
         wiring.push_back(edge.node->first_slot + edge.output);
       }
     }
+    calls.push_back(std::move(call));
   }
   for (const Root& root : batch.roots) {
     wiring.push_back(root.node->first_slot + root.output);
@@ -189,28 +229,26 @@ Structure::Structure(const Batch& batch) : key(batch.key), nodes(batch.order), r
 }
 
 bool Batch::matches(const Structure& structure) const {
-  if (order.size() != structure.nodes.size() || replaces != structure.replaces) {
+  if (order.size() != structure.calls.size() || replaces != structure.replaces) {
     return false;
   }
   size_t wire = 0;
   for (size_t i = 0; i < order.size(); ++i) {
     const Node& a = *order[i];
-    const Node& b = *structure.nodes[i];
+    const Structure::Call& b = structure.calls[i];
     if (is_input(a)) {
-      if (!b.is_leaf() || !a.is_leaf() || a.leaf_layout != b.leaf_layout) {
+      if (!a.is_leaf() || b.op || a.leaf_layout != b.leaf_layout) {
         return false;
       }
       continue;
     }
-    if (&a != &b) {
-      if (a.op != b.op || a.signature != b.signature || a.edges.size() != b.edges.size() || a.region != b.region ||
-          !same_call(a, b.slots, b.constants)) {
+    if (a.op != b.op || a.signature != b.signature || a.edges.size() != b.views.size() || a.region != b.region ||
+        !same_call(a, b.slots, b.constants)) {
+      return false;
+    }
+    for (size_t e = 0; e < a.edges.size(); ++e) {
+      if (a.edges[e].view != b.views[e]) {
         return false;
-      }
-      for (size_t e = 0; e < a.edges.size(); ++e) {
-        if (a.edges[e].view != b.edges[e].view) {
-          return false;
-        }
       }
     }
     if (wire + a.edges.size() > structure.wiring.size()) {

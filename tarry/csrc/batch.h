@@ -35,16 +35,28 @@ struct Batch {
   void commit(std::vector<at::Tensor> outputs);
   // Runs the nodes one by one on the real device and commits. If a node fails, all that does not depend on it is computed
   // all the same, storages that it would have changed keep their last good contents, and the error is thrown at the end.
-  void interpret();
+  // An `interruptible` run lets signal handlers run in between: they must not ask for values.
+  void interpret(bool interruptible);
 
   bool matches(const Structure& structure) const;
 };
 
 // What of a batch identifies its program: kept with the compiled program to check a hit of the cache.
 struct Structure {
+  // A node without what it is connected to: a structure must keep no data alive.
+  struct Call {
+    const Operator* op; // null: a leaf
+    const Signature* signature;
+    const Layout* leaf_layout;
+    int32_t region;
+    c10::SmallVector<int16_t, 8> slots;
+    c10::SmallVector<c10::IValue, 4> constants;
+    c10::SmallVector<const Layout*, 3> views;
+  };
+
   explicit Structure(const Batch& batch);
   Hash128 key;
-  std::vector<NodePtr> nodes;
+  std::vector<Call> calls;
   std::vector<uint32_t> wiring; // the source slot of each edge, then the roots' slots
   std::vector<int32_t> replaces;
 };
@@ -54,7 +66,8 @@ std::unique_ptr<Batch> collect(DeviceState& state);
 // The graph behind some tensors, without starting a new epoch.
 std::unique_ptr<Batch> peek(const std::vector<at::Tensor>& tensors);
 
-bool same_call(const Node& a, c10::ArrayRef<int16_t> slots, c10::ArrayRef<c10::IValue> constants);
+// Whether a node is such a call, but for its numbers.
+bool same_call(const Node& node, c10::ArrayRef<int16_t> slots, c10::ArrayRef<c10::IValue> constants);
 
 // An input of a batch: a leaf, or a node whose outputs were computed by an earlier, interrupted batch.
 inline bool is_input(const Node& node) {

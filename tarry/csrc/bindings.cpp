@@ -238,6 +238,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("is_pending", [](const at::Tensor& tensor) {
     TORCH_CHECK(is_tarry(tensor), "tarry: expected a tensor on device 'tarry', but got one on '", tensor.device(), "'");
     TarryStorage* storage = storage_of(tensor.unsafeGetTensorImpl());
+    TORCH_CHECK(storage, "tarry: this tensor has no storage on device 'tarry' (it is sparse, say)");
     std::lock_guard<std::mutex> guard(storage->state->mutex);
     return static_cast<bool>(storage->value.node);
   });
@@ -254,6 +255,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("raw", [](const Batch& batch) { return RawGraph(batch).make(); })
       .def("structure", [](const Batch& batch) { return std::make_unique<Structure>(batch); })
       .def("matches", &Batch::matches)
-      .def("interpret", &Batch::interpret, py::call_guard<py::gil_scoped_release>())
+      .def("interpret", &Batch::interpret, py::arg("interruptible"), py::call_guard<py::gil_scoped_release>())
       .def("commit", &Batch::commit, py::call_guard<py::gil_scoped_release>());
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "generator.h"
+#include "hooks.h"
 #include "interpret.h"
 #include "provenance.h"
 #include "record.h"
@@ -120,6 +121,7 @@ void set_callbacks(void* sync, void* fallback) {
 }
 
 void request_sync(c10::DeviceIndex device, const char* reason) {
+  check_fork(); // before any lock that the parent may have held
   Gil gil;
   call(sync_callback, Py_BuildValue("(is)", static_cast<int>(device), reason));
 }

@@ -168,7 +168,7 @@ at::Tensor upload(DeviceState& state, const at::Tensor& source);
 void set_pending(TarryStorage* storage, NodePtr node, uint32_t output, Graveyard& graveyard);
 void set_data(TarryStorage* storage, at::Tensor data, Graveyard& graveyard);
 // The storage's current value as a node output. The caller holds the lock.
-Value current_value(TarryStorage* storage);
+Value current_value(TarryStorage* storage, Graveyard& graveyard);
 
 // Computes all that is pending (through the Python runtime), then gives the real tensor that `tensor` looks at.
 at::Tensor materialise(const at::Tensor& tensor, const char* reason);

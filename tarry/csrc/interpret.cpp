@@ -49,7 +49,7 @@ using Clock = std::chrono::steady_clock;
 
 class Interpreter {
  public:
-  explicit Interpreter(Batch& batch) : batch_(batch), values_(batch.slots), uses_(batch.slots, 0) {}
+  Interpreter(Batch& batch, bool interruptible) : batch_(batch), interruptible_(interruptible), values_(batch.slots), uses_(batch.slots, 0) {}
 
   void run();
 
@@ -69,6 +69,7 @@ class Interpreter {
   std::shared_ptr<std::string> inherited_error(const Node& node) const;
 
   Batch& batch_;
+  const bool interruptible_;
   std::vector<at::Tensor> values_;
   std::vector<uint32_t> uses_; // edges and roots that still need the value
   torch::jit::Stack stack_;
@@ -83,7 +84,8 @@ void Interpreter::load(Node& node) {
     values_[node.first_slot] = on_real_device(std::move(node.data));
   } else {
     for (size_t i = 0; i < node.results->size(); ++i) {
-      values_[node.first_slot + i] = std::move((*node.results)[i]);
+      at::Tensor& result = (*node.results)[i];
+      values_[node.first_slot + i] = result.defined() ? on_real_device(std::move(result)) : at::Tensor();
     }
   }
 }
@@ -392,7 +394,7 @@ void Interpreter::run() {
         load(*node);
         continue;
       }
-      if ((++count & 63) == 0) {
+      if (interruptible_ && (++count & 63) == 0) {
         check_signals();
       }
       if (failed) {
@@ -427,8 +429,8 @@ void Interpreter::run() {
 
 } // namespace
 
-void Batch::interpret() {
-  Interpreter(*this).run();
+void Batch::interpret(bool interruptible) {
+  Interpreter(*this, interruptible).run();
 }
 
 } // namespace tarry

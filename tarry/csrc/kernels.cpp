@@ -193,6 +193,9 @@ at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) 
     copy(plain, value, non_blocking);
     return self;
   }
+  if (is_tarry(source) && source.device() != self.device()) {
+    return copy(self, materialise(source, "copy to another device"), non_blocking);
+  }
   if (is_tarry(source) || source.unsafeGetTensorImpl()->is_wrapped_number()) {
     torch::jit::Stack stack{self, source, non_blocking};
     record(*copy_operator(), &stack);

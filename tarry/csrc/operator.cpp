@@ -55,6 +55,9 @@ bool is_tensor_type(const c10::TypePtr& type) {
 struct Registry {
   std::mutex mutex;
   std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<Operator>> operators;
+  // Operators that were removed: nodes, programs and signatures may still point to them.
+  std::vector<std::unique_ptr<Operator>> retired;
+  std::unordered_map<std::string, uint64_t> redefinitions; // by name; part of the hash of what is defined anew
   std::vector<std::unique_ptr<torch::Library>> libraries;
 };
 
@@ -63,13 +66,32 @@ Registry& registry() {
   return *instance;
 }
 
+// A custom operator may be removed and defined anew, with another schema at the same address.
+struct RemovalListener final : c10::OpRegistrationListener {
+  void onOperatorRegistered(const c10::OperatorHandle& /*handle*/) override {}
+  void onOperatorDeregistered(const c10::OperatorHandle& handle) override {
+    auto& shared = registry();
+    std::lock_guard<std::mutex> guard(shared.mutex);
+    auto it = shared.operators.find(&handle.schema());
+    if (it != shared.operators.end()) {
+      ++shared.redefinitions[it->second->name];
+      shared.retired.push_back(std::move(it->second));
+      shared.operators.erase(it);
+    }
+  }
+};
+
 Operator* intern(const c10::OperatorHandle& handle, uint32_t flags) {
+  static const auto listening =
+      c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<RemovalListener>());
   auto& shared = registry();
   std::lock_guard<std::mutex> guard(shared.mutex);
   auto& slot = shared.operators[&handle.schema()];
-  // A handle's schema may be freed and its address used again (a custom operator that is removed and defined anew).
-  if (!slot || slot->handle.operator_name() != handle.operator_name()) {
+  if (!slot) {
     slot = std::make_unique<Operator>(handle, flags);
+    if (auto it = shared.redefinitions.find(slot->name); it != shared.redefinitions.end()) {
+      slot->hash = mix(slot->hash, it->second);
+    }
   }
   return slot.get();
 }
@@ -132,7 +154,7 @@ bool register_operator(const std::string& name, uint32_t flags, bool has_kernel)
     return false;
   }
   Operator* op = intern(*handle, 0);
-  op->flags |= flags;
+  op->flags |= flags | kListed;
   if (has_kernel) {
     return true;
   }

@@ -36,6 +36,7 @@ enum OperatorFlags : uint32_t {
   kShapeFromDevice = 1u << 6, // the meta kernel promises other shapes than the real device's kernel gives
   kVerify = 1u << 7, // its meta kernel lets mistakes pass that the CPU's kernel does not
   kPointwise = 1u << 8,
+  kListed = 1u << 15, // it is in the table
   kForcedEager = 1u << 16, // the user wants it run eagerly (tarry.config.force_fallback)
 };
 

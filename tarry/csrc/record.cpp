@@ -308,7 +308,7 @@ NodePtr take_candidate(DeviceState& state, uint32_t position) {
 }
 
 // A node that stands for the arbitrary contents of a fresh storage.
-NodePtr empty_node(DeviceState& state, const Layout* home) {
+NodePtr empty_node(DeviceState& state, const Layout* home, Graveyard& graveyard) {
   static const Operator* op = find_operator("aten::empty_strided", "");
   const uint32_t position = state.position++;
   const Hash128 hash = mix(op->hash, home->hash);
@@ -320,6 +320,7 @@ NodePtr empty_node(DeviceState& state, const Layout* home) {
     node->site = 0;
     return node;
   }
+  graveyard.nodes.push_back(std::move(node));
   node = c10::make_intrusive<Node>();
   node->op = op;
   node->epoch = state.epoch;
@@ -341,13 +342,13 @@ NodePtr empty_node(DeviceState& state, const Layout* home) {
 
 } // namespace
 
-Value current_value(TarryStorage* storage) {
+Value current_value(TarryStorage* storage, Graveyard& graveyard) {
   if (storage->value.node) {
     return storage->value;
   }
   DeviceState& state = *storage->state;
   if (!storage->data.defined()) {
-    storage->value = {empty_node(state, storage->home), 0};
+    storage->value = {empty_node(state, storage->home, graveyard), 0};
     state.link(storage);
     return storage->value;
   }
@@ -359,13 +360,16 @@ Value current_value(TarryStorage* storage) {
   if (node && node->is_leaf() && node->leaf_layout == storage->home) {
     ++state.reused;
   } else {
+    graveyard.nodes.push_back(std::move(node));
     node = c10::make_intrusive<Node>();
     node->leaf_layout = storage->home;
     node->hash = mix(Hash128(), storage->home->hash);
   }
   node->epoch = state.epoch;
   node->position = position;
+  graveyard.tensors.push_back(std::move(node->data));
   node->data = storage->data;
+  graveyard.nodes.push_back(std::move(storage->leaf));
   storage->leaf = node;
   storage->leaf_epoch = state.epoch;
   return {std::move(node), 0};
@@ -413,22 +417,37 @@ void check_overlap(const Scan& scan) {
   }
 }
 
-void resize_mutated(const Scan& scan, const Signature& signature) {
+// An out= argument of the wrong shape. An empty storage simply becomes one of the right layout, in the same go; any other
+// argument is resized first as eager does it (other views of its storage stay valid), and the call is recorded anew.
+bool has_other_than_empty(const Scan& scan, const Signature& signature) {
   size_t k = 0;
   for (const TensorArgument& argument : scan.tensors) {
-    if (!argument.is_mutable) {
-      continue;
+    if (argument.is_mutable && signature.resized[k++] && argument.storage->home->numel != 0) {
+      return true;
     }
-    const Layout* layout = signature.resized[k++];
-    if (!layout) {
-      continue;
+  }
+  return false;
+}
+
+void resize_all(const Scan& scan, const Signature& signature) {
+  size_t k = 0;
+  for (const TensorArgument& argument : scan.tensors) {
+    const Layout* layout = argument.is_mutable ? signature.resized[k++] : nullptr;
+    if (layout) {
+      argument.tensor->resize_(layout->sizes);
+      argument.tensor->unsafeGetTensorImpl()->set_sizes_and_strides(layout->sizes, layout->strides);
     }
-    TORCH_CHECK(
-        !argument.view || argument.tensor->numel() == 0,
-        "tarry: ", scan.op.name, " would resize a view of a larger tensor; give it an output of the right shape, ",
-        layout->sizes, ", or an empty one");
-    argument.tensor->unsafeGetTensorImpl()->set_sizes_and_strides(layout->sizes, layout->strides, layout->offset);
-    argument.storage->become(layout);
+  }
+}
+
+void resize_empty(const Scan& scan, const Signature& signature) {
+  size_t k = 0;
+  for (const TensorArgument& argument : scan.tensors) {
+    const Layout* layout = argument.is_mutable ? signature.resized[k++] : nullptr;
+    if (layout) {
+      argument.tensor->unsafeGetTensorImpl()->set_sizes_and_strides(layout->sizes, layout->strides, layout->offset);
+      argument.storage->become(layout);
+    }
   }
 }
 
@@ -441,9 +460,9 @@ NodePtr make_node(Scan& scan, const Signature* signature, uint32_t site, Graveya
     Value value;
     if (argument.is_mutable && scan.op.has(kOverwrites) && !argument.view && argument.storage->value.node) {
       // What is about to be overwritten need not be computed.
-      value = {empty_node(state, argument.storage->home), 0};
+      value = {empty_node(state, argument.storage->home, graveyard), 0};
     } else {
-      value = current_value(argument.storage);
+      value = current_value(argument.storage, graveyard);
     }
     if (!value.node->site) {
       value.node->site = site; // an uninitialised storage is allocated where it is first used
@@ -463,6 +482,7 @@ NodePtr make_node(Scan& scan, const Signature* signature, uint32_t site, Graveya
     ++state.reused;
     node->constants = std::move(scan.constants);
   } else {
+    graveyard.nodes.push_back(std::move(node));
     node = c10::make_intrusive<Node>();
     node->op = &scan.op;
     node->signature = signature;
@@ -593,6 +613,11 @@ void record(const Operator& op, torch::jit::Stack* stack) {
       lock.unlock();
       return run_eagerly(op, stack, "its output shape cannot be told without data");
     }
+    if (C10_UNLIKELY(!signature->resized.empty() && has_other_than_empty(scan, *signature))) {
+      lock.unlock();
+      resize_all(scan, *signature);
+      return record(op, stack);
+    }
     if (op.has(kRandom)) {
       const bool given = op.generator_argument >= 0 && !arguments[op.generator_argument].isNone();
       scan.constants.emplace_back(draw_seed(
@@ -600,11 +625,9 @@ void record(const Operator& op, torch::jit::Stack* stack) {
     }
     NodePtr node = make_node(scan, signature, site, graveyard);
     if (op.mutates && !signature->resized.empty()) {
-      resize_mutated(scan, *signature);
-      size_t k = 0;
+      resize_empty(scan, *signature);
       for (Mutation& mutation : node->mutations) {
         mutation.home = scan.tensors[mutation.edge].storage->home;
-        ++k;
       }
     }
     for (uint32_t i = 0; i < signature->fresh.size(); ++i) {

@@ -18,6 +18,8 @@ struct Probe {
   const c10::Device device;
   std::vector<at::Tensor> tensors; // stand-ins in the order of the tensor arguments
   std::vector<bool> is_mutable;
+  std::vector<size_t> argument_of; // the position of each in the schema
+  size_t current_argument = 0;
   int64_t elements = 0;
 
   at::Tensor stand_in(const at::Tensor& tensor, bool mutable_argument) {
@@ -34,6 +36,7 @@ struct Probe {
     tensors.push_back(result);
     elements += tensor.numel();
     is_mutable.push_back(mutable_argument);
+    argument_of.push_back(current_argument);
     return result;
   }
 
@@ -72,6 +75,7 @@ struct Probe {
     torch::jit::Stack stack;
     stack.reserve(arguments.size());
     for (size_t i = 0; i < arguments.size(); ++i) {
+      current_argument = i;
       stack.push_back(argument(arguments[i], op.arguments[i]));
     }
     PlainDispatch plain;
@@ -95,7 +99,9 @@ const Layout* output_layout(const at::Tensor& tensor) {
   return intern_layout(tensor.scalar_type(), tensor.sizes(), strides, 0);
 }
 
-void describe_result(const c10::IValue& value, bool aliases_argument, const Probe& probe, Signature& signature) {
+// `alias`: what the schema says of this result, if it is an argument that was written to.
+void describe_result(
+    const c10::IValue& value, const c10::AliasInfo* alias, const Probe& probe, Signature& signature) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
     if (!tensor.defined()) {
@@ -106,9 +112,14 @@ void describe_result(const c10::IValue& value, bool aliases_argument, const Prob
         tensor.layout() == c10::kStrided,
         "tarry: ", probe.op.name, " gives a ", tensor.layout(), " tensor; tarry supports strided (dense) tensors only. ",
         "Run this part on the CPU.");
-    if (aliases_argument) {
+    if (alias) {
+      const auto& declared = probe.op.handle.schema().arguments();
       for (uint32_t i = 0; i < probe.tensors.size(); ++i) {
-        if (probe.is_mutable[i] && probe.tensors[i].is_same(tensor)) {
+        // Some meta kernels give a new tensor where the schema says that it is the argument: the schema is right.
+        const auto* written = declared[probe.argument_of[i]].alias_info();
+        if (probe.is_mutable[i] &&
+            (probe.tensors[i].is_same(tensor) ||
+             (probe.op.arguments[probe.argument_of[i]].kind == ArgKind::Tensor && written->beforeSets() == alias->beforeSets()))) {
           signature.items.push_back({Signature::Return::Argument, i, {}});
           return;
         }
@@ -120,7 +131,7 @@ void describe_result(const c10::IValue& value, bool aliases_argument, const Prob
     const auto list = value.toListRef();
     signature.items.push_back({Signature::Return::List, static_cast<uint32_t>(list.size()), {}});
     for (const c10::IValue& item : list) {
-      describe_result(item, aliases_argument, probe, signature);
+      describe_result(item, alias, probe, signature);
     }
   } else {
     signature.items.push_back({Signature::Return::Constant, 0, value});
@@ -132,7 +143,7 @@ std::unique_ptr<Signature> describe(const Probe& probe, const torch::jit::Stack&
   const auto& returns = probe.op.handle.schema().returns();
   for (size_t i = 0; i < results.size(); ++i) {
     const auto* alias = returns[i].alias_info();
-    describe_result(results[i], alias && alias->isWrite(), probe, *signature);
+    describe_result(results[i], alias && alias->isWrite() ? alias : nullptr, probe, *signature);
   }
   if (!probe.op.mutates) {
     return signature;
@@ -238,8 +249,17 @@ std::unique_ptr<Signature> infer_signature(const Operator& op, c10::ArrayRef<c10
     keep_memory_format(op, arguments, *signature);
     return signature;
   }
+  if (!op.has(kListed) && is_not_implemented(meta_error)) {
+    // A custom operator without a meta (fake) kernel: nothing says that its shapes do not depend on data.
+    auto signature = std::make_unique<Signature>();
+    signature->runs_eagerly = true;
+    return signature;
+  }
   std::exception_ptr cpu_error;
   if (auto signature = try_on(c10::Device(c10::kCPU), op, arguments, cpu_error)) {
+    for (const Signature::Item& item : signature->items) {
+      signature->runs_eagerly = signature->runs_eagerly || item.kind == Signature::Return::Constant;
+    }
     return signature;
   }
   if (is_not_implemented(cpu_error) && !is_not_implemented(meta_error)) {

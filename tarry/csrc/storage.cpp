@@ -262,6 +262,7 @@ at::Tensor on_real_device(at::Tensor data) {
 namespace {
 
 at::Tensor settled_data(TarryStorage* storage, const char* reason) {
+  check_fork();
   for (int attempt = 0;; ++attempt) {
     {
       std::lock_guard<std::mutex> guard(storage->state->mutex);

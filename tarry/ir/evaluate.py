@@ -67,7 +67,8 @@ def _run(
         written.extend(tensor for tensor in _flat(args[index]) if tensor is not None)
     with torch.random.fork_rng(devices=[], enabled=node.seed is not None):
         if node.seed is not None:
-            torch.manual_seed(int(numbers[node.seed.index].real))
+            # The default generator alone: torch.manual_seed would seed every device.
+            torch.default_generator.manual_seed(int(numbers[node.seed.index].real))
         result = call(node.op, tuple(args))
     return [*fresh_results(node.op, result), *written]
 

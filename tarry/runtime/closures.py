@@ -52,6 +52,11 @@ class StepClosures:
                 error, self._errors = self._errors[0], []
                 raise error
 
+    def finish(self, timeout: float = 30.0) -> None:
+        """At the end of the process: let closures that were handed over run, for a while at most."""
+        with self._done:
+            self._done.wait_for(lambda: self._unfinished == 0, timeout)
+
     def _work(self) -> None:
         while True:
             function, tensors = self._queue.get()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -21,7 +21,7 @@ from tarry import events
 from tarry.backends import registry
 from tarry.backends.base import Backend, Computation, Program
 from tarry.config import config
-from tarry.errors import BackendError, FallbackError
+from tarry.errors import BackendError, FallbackError, TarryError
 from tarry.runtime.cache import ProgramCache
 from tarry.runtime.closures import StepClosures
 
@@ -35,6 +35,7 @@ class Runtime:
         self._cache = ProgramCache()
         self._closures = StepClosures()
         self._backend: Backend | None = None
+        self._in_flight = False
 
     # ---- the backend
 
@@ -64,7 +65,8 @@ class Runtime:
             self._native.set_real_device(chosen.device)
 
     def close(self) -> None:
-        """The process ends: what is pending is dropped, the backend torn down."""
+        """The process ends: closures finish, what is pending is dropped, the backend torn down."""
+        self._closures.finish()
         if self._backend is not None:
             self._backend.teardown()
 
@@ -72,20 +74,42 @@ class Runtime:
 
     def sync(self, reason: str, device: int = 0) -> None:
         """Compute everything that is pending on a device."""
-        with self._lock:
+        with self._alone():
             backend = self.backend
             batch = self._native.collect(device)
             if batch is not None:
                 start = perf_counter()
-                with _profiled("tarry::step"):
-                    computation = self._cache.find(batch)
-                    if computation is None:
-                        computation = self._compile(backend, batch)
-                    else:
-                        events.emit("cache_hit", key=batch.key)
-                    self._execute(computation, batch)
+                self._in_flight = True
+                try:
+                    with _profiled("tarry::step"):
+                        computation = self._cache.find(batch)
+                        if computation is None:
+                            computation = self._compile(backend, batch)
+                        else:
+                            events.emit("cache_hit", key=batch.key)
+                        self._execute(computation, batch)
+                finally:
+                    self._in_flight = False
                 events.emit("sync", reason=reason, operations=batch.num_operations, seconds=perf_counter() - start)
         self._closures.run()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Wait for a step that another thread runs; a step of this thread's own cannot be waited for."""
+        with self._lock:
+            if self._in_flight:
+                raise TarryError(
+                    "a value or a graph was asked for in the middle of a step, by code that the step itself runs (an "
+                    "event subscriber, a signal handler, a kernel written in Python). Note what is needed there, and "
+                    "read it when the step is done."
+                )
+            yield
+
+    def peek(self, tensors: list[torch.Tensor]) -> dict[str, Any]:
+        """The raw graph behind some tensors."""
+        with self._alone():
+            raw: dict[str, Any] = self._native.peek(tensors).raw()
+            return raw
 
     def _compile(self, backend: Backend, batch: Any) -> Computation:
         start = perf_counter()
