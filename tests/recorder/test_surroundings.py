@@ -122,12 +122,12 @@ def test_dead_inputs_do_not_stay_in_memory() -> None:
             if read:
                 y.item()
         sizes = []
-        for k in range(10):
+        for k in range(16):
             step(k, True); step(k, True); step(k, False)
             tarry.mark_step()
             torch.ones(3, device="tarry").add(k).cpu()
             sizes.append(resident())
-        assert sizes[-1] - sizes[2] < 40, sizes
+        assert sizes[-1] - sizes[6] < 70, sizes  # a leak would be 16 a round, 144 in all
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True)
 
