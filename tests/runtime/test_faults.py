@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -83,6 +84,15 @@ def test_out_of_memory_is_an_error_and_nothing_more() -> None:
     assert (kept + 1).tolist() == [3.0, 3.0]
 
 
+@pytest.fixture
+def _interrupts() -> Iterator[None]:
+    """A process that a shell started in the background ignores interrupts; here they must arrive."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interrupts")
 def test_an_interrupt_in_the_middle_leaves_everything_pending() -> None:
     torch.manual_seed(0)
     weight = torch.randn(500, 500)
