@@ -1,4 +1,4 @@
-"""Mistakes: PyTorch's own message, at the user's line, and the session goes on."""
+"""Mistakes: PyTorch's own message, at the user's line, and the program goes on."""
 
 from __future__ import annotations
 
