@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "hooks.h"
+#include "scan.h"
 
 namespace tarry {
 namespace {

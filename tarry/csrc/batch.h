@@ -66,9 +66,6 @@ std::unique_ptr<Batch> collect(DeviceState& state);
 // The graph behind some tensors, without starting a new epoch.
 std::unique_ptr<Batch> peek(const std::vector<at::Tensor>& tensors);
 
-// Whether a node is such a call, but for its numbers.
-bool same_call(const Node& node, c10::ArrayRef<int16_t> slots, c10::ArrayRef<c10::IValue> constants);
-
 // An input of a batch: a leaf, or a node whose outputs were computed by an earlier, interrupted batch.
 inline bool is_input(const Node& node) {
   return node.is_leaf() || node.results;
