@@ -19,13 +19,19 @@ from tarry._api import (
     sync,
     wait,
 )
-from tarry.backends.base import Backend
+from tarry.backends.base import Backend, Capabilities, Computation
+from tarry.backends.lowering import LoweringContext
 from tarry.config import config
+from tarry.errors import Unsupported
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Backend",
+    "Capabilities",
+    "Computation",
+    "LoweringContext",
+    "Unsupported",
     "add_step_closure",
     "config",
     "events",

@@ -41,7 +41,7 @@ def register_backend(name: str, factory: Callable[..., Backend]) -> None:
 
 def mark_step(wait: bool = False) -> None:
     """End the step here: compute everything that is pending. `optimizer.step()` does so by itself."""
-    _runtime.sync("mark_step")
+    _runtime.sync_all("mark_step")
     if wait:
         _runtime.wait()
 
@@ -75,9 +75,12 @@ def graph(*tensors: torch.Tensor, stage: str = "recorded") -> Graph:
 
 
 def explain(*tensors: torch.Tensor, stage: str = "recorded") -> str:
-    """The graph that would compute these tensors, as text, at a stage of its way to the backend."""
+    """The graph that would compute these tensors, as text, at a stage of its way to the backend; "compiled" is what the
+    backend makes of it."""
     from tarry.ir.text import to_text
 
+    if stage == "compiled":
+        return _runtime.compiled_text(list(tensors))
     return to_text(graph(*tensors, stage=stage))
 
 
@@ -90,11 +93,11 @@ def _on_config(name: str, value: Any) -> None:
 
 def _after_optimizer() -> None:
     if config.cut_after_optimizer:
-        _runtime.sync("optimizer.step")
+        _runtime.sync_all("optimizer.step")
 
 
 def _synchronize() -> None:
-    _runtime.sync("synchronize")
+    _runtime.sync_all("synchronize")
     _runtime.wait()
 
 
@@ -112,7 +115,7 @@ def _at_exit() -> None:
 def _install() -> None:
     for package in (Path(torch.__file__).parent, Path(__file__).parent):
         C.add_internal_path(f"{package}/")
-    C.set_callbacks(_runtime.on_sync, _runtime.on_fallback)
+    C.set_callbacks(_runtime.on_sync, _runtime.on_fallback, _runtime.on_read)
     for entry in load_table(config.cache_dir):
         if entry.kind in (Kind.RECORD, Kind.KERNEL):
             C.register_operator(entry.name, entry.flags, entry.kind is Kind.KERNEL)

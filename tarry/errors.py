@@ -19,6 +19,18 @@ class BackendError(TarryError):
     """
 
 
+class Unsupported(BackendError):
+    """A backend cannot compile something of the graph. Not a fault: the step runs on the reference path instead.
+
+    Raised by a backend's `compile`, with the node (None: the graph as a whole) and the reason.
+    """
+
+    def __init__(self, node: object, reason: str) -> None:
+        super().__init__(reason)
+        self.node = node
+        self.reason = reason
+
+
 class FallbackError(TarryError):
     """An operator would have run eagerly while `tarry.config.fallback` is "error".
 

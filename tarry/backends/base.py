@@ -1,18 +1,116 @@
-"""The contract between the runtime and a backend.
+"""The contract between the runtime and a backend: subclass `Backend`, write `compile`, and PyTorch has a device.
 
-A backend compiles a `Program` (one recorded step: its graph in any stage, its key) into a `Computation`, which the
-runtime calls with a `Batch` each time the same graph comes round. The reference backend needs no graph at all; those
-that compile ask for `program.graph()`.
+The least that a backend must write is `compile(graph)`, which returns a function from tensors and numbers to tensors.
+Everything else has a default that works, and is overridden where a backend can do better or is different: where data
+live (`to_data`, `to_tensor`), which operators it knows (`supports`, `decompositions`), which numbers it can take anew at
+each run (`takes_number`), what it can do at all (`capabilities`). The runtime believes what is declared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+import itertools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from tarry.errors import BackendError
+from tarry.ir.graph import Graph, Node, Number
+from tarry.ir.layout import TensorType
 
 if TYPE_CHECKING:
-    from tarry.ir.graph import Graph
+    import torch
+
+PythonNumber: TypeAlias = int | float | complex
+Run: TypeAlias = Callable[[list[Any], list[PythonNumber]], Sequence[Any]]
+"""A compiled program: the data of the graph's inputs and the values of its numbers, to the data of its outputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend can do. Declared, not guessed: the runtime relies on it.
+
+    `opaque_data`: data are objects of the backend's own, which only its `to_tensor` can read; they stay with the backend
+    from step to step. Otherwise data are tensors on `Backend.device`, or become such without harm at the end of a step.
+    `asynchronous`: `run` may return before its results are there; `to_tensor` and `synchronize` wait for them.
+    `updates_in_place`: the backend makes use of `Graph.replaces` (see Computation.in_place).
+    `device_types`: the kinds of real devices it runs on.
+    """
+
+    opaque_data: bool = False
+    asynchronous: bool = False
+    updates_in_place: bool = False
+    device_types: tuple[str, ...] = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Computation:
+    """A compiled program with what can be said about it. `compile` may return its `run` alone.
+
+    `in_place` are the outputs k that `run` writes into the buffer of input `graph.replaces[k]`, which is then nobody
+    else's; what `run` returns for them is not looked at. `text` is the program as the backend's compiler sees it, or a
+    function that makes that text.
+    """
+
+    run: Run
+    graph: Graph
+    in_place: frozenset[int] = frozenset()
+    text: str | Callable[[], str] = ""
+
+    @property
+    def parameter_types(self) -> tuple[TensorType, ...]:
+        return tuple(value.type for value in self.graph.inputs)
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        return tuple(f"%{value.id}" for value in self.graph.inputs)
+
+    @property
+    def result_types(self) -> tuple[TensorType, ...]:
+        return tuple(value.type for value in self.graph.outputs)
+
+    @property
+    def backend_text(self) -> str:
+        """The text of the compiled program; that of its graph where the backend has none."""
+        made = self.text() if callable(self.text) else self.text
+        return made or str(self.graph)
+
+
+@dataclass(eq=False)
+class Data:
+    """What a backend holds for one tensor: a handle that can exist before its value does.
+
+    The runtime wraps what a backend with `opaque_data` returns; others never see one. Two handles are the same data if
+    one was assigned from the other.
+    """
+
+    type: TensorType
+    backend: Backend
+    value: Any = None
+    has_value: bool = False
+    handle: int = field(default_factory=itertools.count(1).__next__)
+
+    def assign(self, other: Data) -> None:
+        """Become the same data as another handle of the same type."""
+        if other.type != self.type or other.backend is not self.backend:
+            raise BackendError(
+                f"Data.assign: a handle to {self.type} of backend {self.backend.name!r} cannot become one to "
+                f"{other.type} of backend {other.backend.name!r}"
+            )
+        self.value, self.has_value, self.handle = other.value, other.has_value, other.handle
+
+    def set(self, value: Any) -> Data:
+        """Give the handle its value."""
+        self.value, self.has_value = value, True
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryInfo:
+    """Bytes of a real device; 0 where it is not known."""
+
+    free: int = 0
+    total: int = 0
 
 
 class Batch(Protocol):
@@ -21,45 +119,115 @@ class Batch(Protocol):
     @property
     def key(self) -> tuple[int, int]: ...
     @property
+    def device(self) -> int: ...
+    @property
     def num_operations(self) -> int: ...
     @property
     def num_outputs(self) -> int: ...
-    def inputs(self) -> list[Any]: ...
-    def numbers(self) -> list[Any]: ...
+    def inputs(self, update: list[int]) -> list[torch.Tensor]: ...
+    def own_inputs(self) -> list[torch.Tensor]: ...
+    def numbers(self) -> list[PythonNumber]: ...
     def raw(self) -> dict[str, Any]: ...
     def interpret(self, interruptible: bool) -> None: ...
-    def commit(self, outputs: list[Any]) -> None: ...
+    def commit(self, outputs: list[torch.Tensor | None]) -> None: ...
 
 
-class Computation(Protocol):
-    """A compiled program: computes a batch of its structure and commits the results."""
+class Step(Protocol):
+    """What the runtime keeps for a structure of graph: computes a batch of that structure and commits the results."""
 
     def __call__(self, batch: Batch) -> None: ...
 
 
-@dataclass(frozen=True)
 class Program:
-    """What a backend is given to compile."""
+    """One recorded step, as the runtime hands it over: its key, its size, its graph on demand."""
 
-    key: tuple[int, int]
-    num_operations: int
-    raw: Callable[[], dict[str, Any]]
+    def __init__(self, batch: Batch) -> None:
+        self.key = batch.key
+        self.num_operations = batch.num_operations
+        self._raw = batch.raw
 
     def graph(self, stage: str = "optimized") -> Graph:
         """The step as typed IR: "recorded" as it was, or "optimized" (functional, clean views, no dead code)."""
         from tarry.ir.build import from_raw
         from tarry.passes.pipeline import run
 
-        return run(from_raw(self.raw()), stage)
+        return run(from_raw(self._raw()), stage)
 
 
 class Backend:
     """Subclass it, give it a `name`, and write `compile`. Its tensors live on `device` ("cpu", "cuda:0")."""
 
     name: str = ""
+    capabilities: Capabilities = Capabilities()
+    stage: str = "optimized"
+    """The stage of the graph that `compile` is given (docs/ir.md)."""
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = device
+
+    def __repr__(self) -> str:
+        return f"<backend {self.name!r} on {', '.join(self.devices())}>"
+
+    # ---- compiling
+
+    def compile(self, graph: Graph) -> Computation | Run:
+        """Make the program that computes this graph, for any inputs of its types and any numbers.
+
+        Raise `tarry.Unsupported(node, why)` for what cannot be compiled after all: the step then runs on the reference
+        path, and is counted.
+        """
+        raise NotImplementedError(f"backend {self.name or type(self).__name__!r} does not define compile(graph)")
+
+    def supports(self, node: Node) -> bool:
+        """Whether `compile` knows this operator. What it does not know is decomposed, or runs on the real device."""
+        return True
+
+    def decompositions(self) -> Mapping[str, Callable[..., Any]]:
+        """Operators by name, with functions that compute them by simpler ones: torch._decomp has many. An operator that
+        is not supported and stands here is replaced before anything else is tried."""
+        return {}
+
+    def takes_number(self, node: Node, number: Number, varied: bool) -> bool:
+        """Whether a Python number can be an input of the compiled program where this node uses it, so that a new value
+        needs no new program. A number for which this is False is a constant of the graph; another value then compiles
+        another program. `varied` says that it has changed before. Seeds are always inputs."""
+        return True
+
+    # ---- data
+
+    def to_data(self, tensor: torch.Tensor) -> Any:
+        """The backend's data for a tensor of the real device. Not to be changed afterwards."""
+        return tensor
+
+    def to_tensor(self, data: Any) -> torch.Tensor:
+        """The tensor of the real device for data of the backend."""
+        tensor: torch.Tensor = data
+        return tensor
+
+    def scalar(self, value: PythonNumber, dtype: torch.dtype) -> Any:
+        """The backend's data for one number."""
+        import torch
+
+        return self.to_data(torch.tensor(value, dtype=dtype, device=self.device))
+
+    def placeholder(self, type_: TensorType) -> Data:
+        """A handle to data that are not there yet."""
+        return Data(type_, self)
+
+    # ---- devices
+
+    def devices(self) -> Sequence[str]:
+        """The real devices behind tarry:0, tarry:1, ..."""
+        return (self.device,)
+
+    default_ordinal: int = 0
+    """Which of them plain "tarry" means when the backend is chosen."""
+
+    def fallback_device(self, ordinal: int = 0) -> str:
+        """Where operators run that the backend does not support. Their data come through `to_tensor`."""
+        return self.devices()[ordinal]
+
+    # ---- its life
 
     def setup(self) -> None:
         """Called when the backend becomes the current one."""
@@ -67,12 +235,36 @@ class Backend:
     def teardown(self) -> None:
         """Called when another backend replaces it, and at exit. All its tensors are materialised by then."""
 
-    def compile(self, program: Program) -> Computation:
-        """Make the program that computes batches of this structure."""
-        raise NotImplementedError(f"backend {self.name or type(self).__name__!r} does not define compile(program)")
+    def seed(self, value: int) -> None:
+        """`torch.manual_seed` was called. Random nodes carry seeds of their own, drawn from that one: only a backend that
+        draws random numbers beside them needs this."""
 
     def synchronize(self) -> None:
-        """Wait for what is in flight on the real device."""
+        """Wait for what is in flight on the real devices."""
+        import torch
 
-    def __repr__(self) -> str:
-        return f"<backend {self.name!r} on {self.device}>"
+        for device in self.devices():
+            if device.startswith("cuda"):
+                torch.cuda.synchronize(device)
+
+    # ---- looking inside
+
+    def metrics(self) -> Mapping[str, float]:
+        """Counts and times of the backend's own, shown by `tarry.metrics`."""
+        return {}
+
+    def memory_info(self, ordinal: int = 0) -> MemoryInfo:
+        """Free and total memory of a real device."""
+        import torch
+
+        device = torch.device(self.devices()[ordinal])
+        if device.type == "cuda":
+            return MemoryInfo(*torch.cuda.mem_get_info(device))
+        page = os.sysconf("SC_PAGE_SIZE")
+        return MemoryInfo(os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page)
+
+    # ---- for backends that need no graph
+
+    def prepare(self, program: Program) -> Step | None:
+        """Take a whole step over, from its recorded form to the commit. None: the runtime uses `compile`."""
+        return None

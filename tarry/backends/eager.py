@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from tarry.backends.base import Backend, Batch, Computation, Program
+from tarry.backends.base import Backend, Batch, Program, Step
 
 
 def _interpret(batch: Batch) -> None:
@@ -26,11 +26,5 @@ class EagerBackend(Backend):
 
     name = "eager"
 
-    def compile(self, program: Program) -> Computation:
+    def prepare(self, program: Program) -> Step:
         return _interpret
-
-    def synchronize(self) -> None:
-        import torch
-
-        if self.device.startswith("cuda"):
-            torch.cuda.synchronize(self.device)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tarry.backends.base import Backend, Batch, Computation, Program
+from tarry.backends.base import Backend, Run
+from tarry.ir.graph import Graph
 
 
 class NullBackend(Backend):
@@ -10,18 +11,11 @@ class NullBackend(Backend):
 
     name = "null"
 
-    def compile(self, program: Program) -> Computation:
+    def compile(self, graph: Graph) -> Run:
         import torch
 
-        graph = program.graph()
         layouts = [value.type for value in graph.outputs]
-
-        def zeros(batch: Batch) -> None:
-            batch.commit(
-                [
-                    torch.empty_strided(t.sizes, t.strides, dtype=t.dtype, device=self.device).zero_()
-                    for t in layouts
-                ]
-            )
-
-        return zeros
+        device = self.device
+        return lambda inputs, numbers: [
+            torch.empty_strided(t.sizes, t.strides, dtype=t.dtype, device=device).zero_() for t in layouts
+        ]

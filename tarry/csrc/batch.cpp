@@ -1,6 +1,10 @@
 #include "batch.h"
 
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/empty_strided.h>
+
 #include <algorithm>
+#include <tuple>
 
 #include "hooks.h"
 #include "scan.h"
@@ -124,18 +128,95 @@ size_t Batch::operations() const {
   return static_cast<size_t>(std::count_if(order.begin(), order.end(), [](const NodePtr& node) { return !is_input(*node); }));
 }
 
-std::vector<at::Tensor> Batch::inputs() const {
+at::Tensor clone_exactly(const at::Tensor& tensor) {
+  at::Tensor copy = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options());
+  copy.copy_(tensor);
+  return copy;
+}
+
+std::vector<at::Tensor> Batch::inputs(const std::vector<int64_t>& update) const {
+  PlainDispatch plain;
   std::vector<at::Tensor> tensors;
   for (const NodePtr& node : order) {
     if (node->is_leaf()) {
-      tensors.push_back(on_real_device(node->data).detach());
+      node->data = on_real_device(std::move(node->data), *state);
+      if (std::find(update.begin(), update.end(), static_cast<int64_t>(tensors.size())) != update.end() &&
+          (node->data.use_count() != 1 || node->data.storage().use_count() != 1)) {
+        node->data = clone_exactly(node->data);
+      }
+      tensors.push_back(node->data.detach());
     } else if (node->results) {
       for (const at::Tensor& result : *node->results) {
-        tensors.push_back(result.defined() ? result.detach() : result);
+        tensors.push_back(result.defined() ? on_real_device(result, *state).detach() : result);
       }
     }
   }
   return tensors;
+}
+
+std::vector<at::Tensor> Batch::own_inputs() const {
+  std::vector<at::Tensor> tensors;
+  for (const NodePtr& node : order) {
+    if (node->is_leaf()) {
+      tensors.push_back(node->data);
+    } else if (node->results) {
+      tensors.insert(tensors.end(), node->results->begin(), node->results->end());
+    }
+  }
+  return tensors;
+}
+
+std::vector<c10::IValue> Batch::numbers() const {
+  std::vector<c10::IValue> found;
+  for (const NodePtr& node : order) {
+    if (is_input(*node)) {
+      continue;
+    }
+    size_t constant = 0, slot = 0;
+    for (const Argument& argument : node->op->arguments) {
+      switch (argument.kind) {
+        case ArgKind::Tensor:
+          if (node->slots[slot++] == kWrappedNumber) {
+            found.push_back(node->constants[constant++]);
+          }
+          break;
+        case ArgKind::TensorList: {
+          const int n = node->slots[slot++];
+          for (int k = 0; k < n; ++k) {
+            if (node->slots[slot++] == kWrappedNumber) {
+              found.push_back(node->constants[constant++]);
+            }
+          }
+          break;
+        }
+        case ArgKind::Number:
+          if (!node->constants[constant].isNone()) {
+            found.push_back(node->constants[constant]);
+          }
+          ++constant;
+          break;
+        case ArgKind::NumberList:
+          if (!node->constants[constant].isNone()) {
+            for (const c10::IValue& item : node->constants[constant].toListRef()) {
+              found.push_back(item);
+            }
+          }
+          ++constant;
+          break;
+        case ArgKind::Generator:
+          ++constant;
+          found.push_back(node->constants.back());
+          break;
+        case ArgKind::Constant:
+          ++constant;
+          break;
+      }
+    }
+    if (node->op->has(kRandom) && node->op->generator_argument < 0) {
+      found.push_back(node->constants.back());
+    }
+  }
+  return found;
 }
 
 namespace {
@@ -154,7 +235,84 @@ bool differs_in_idle_strides(const at::Tensor& tensor, const Layout& layout) {
   return true;
 }
 
+// The memory that a tensor's elements lie in.
+std::pair<const char*, const char*> memory_of(const at::Tensor& tensor) {
+  const auto* start = static_cast<const char*>(tensor.const_data_ptr());
+  return {start, start + at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize())};
+}
+
 } // namespace
+
+void Batch::commit_results(std::vector<at::Tensor> outputs) {
+  PlainDispatch plain;
+  TORCH_CHECK(
+      outputs.size() == roots.size(), "tarry: the program gave ", outputs.size(), " results for ", roots.size(), " outputs");
+  struct Piece {
+    const char* start;
+    const char* end;
+    int64_t output; // -1: an input's
+  };
+  std::vector<Piece> pieces;
+  auto add = [&](const at::Tensor& tensor, int64_t output) {
+    if (tensor.defined() && tensor.numel() != 0 && !tensor.is_meta()) {
+      const auto [start, end] = memory_of(tensor);
+      pieces.push_back({start, end, output});
+    }
+  };
+  for (const NodePtr& node : order) {
+    if (node->is_leaf()) {
+      add(node->data, -1);
+    } else if (node->results) {
+      for (const at::Tensor& result : *node->results) {
+        add(result, -1);
+      }
+    }
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const Layout* layout = roots[i].node->output_layout(roots[i].output);
+    if (!outputs[i].defined()) {
+      for (const NodePtr& node : order) {
+        if (replaces[i] >= 0 && node->is_leaf() && node->first_slot == static_cast<uint32_t>(replaces[i])) {
+          outputs[i] = node->data;
+        }
+      }
+      TORCH_CHECK(outputs[i].defined(), "tarry: there is no result ", i, ", and it replaces no input");
+      continue;
+    }
+    if (outputs[i].is_meta()) {
+      continue; // data of the backend's own, which keep the very tensor that they hang on
+    }
+    TORCH_CHECK(
+        outputs[i].scalar_type() == layout->dtype && outputs[i].sizes() == c10::IntArrayRef(layout->sizes),
+        "tarry: result ", i, " of the program (", roots[i].node->op ? roots[i].node->op->name : "input", ") is ",
+        outputs[i].scalar_type(), outputs[i].sizes(), ", but ", layout->dtype, layout->sizes, " was recorded");
+    const bool lazy = outputs[i].is_conj() || outputs[i].is_neg();
+    if (lazy || (!layout->describes(outputs[i].unsafeGetTensorImpl()) && !differs_in_idle_strides(outputs[i], *layout))) {
+      at::Tensor exact = at::empty_strided(layout->sizes, layout->strides, outputs[i].options());
+      exact.copy_(outputs[i]);
+      outputs[i] = std::move(exact);
+    } else {
+      outputs[i] = outputs[i].detach(); // see inputs()
+      add(outputs[i], static_cast<int64_t>(i));
+    }
+  }
+  std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return std::tie(a.start, a.output) < std::tie(b.start, b.output); });
+  const char* reached = nullptr;
+  int64_t owner = -1;
+  for (const Piece& piece : pieces) {
+    if (reached && piece.start < reached) {
+      const int64_t copied = piece.output >= 0 ? piece.output : owner;
+      if (copied >= 0) {
+        outputs[copied] = clone_exactly(outputs[copied]);
+      }
+    }
+    if (!reached || piece.end > reached) {
+      reached = piece.end;
+      owner = piece.output;
+    }
+  }
+  commit(std::move(outputs));
+}
 
 void Batch::commit(std::vector<at::Tensor> outputs) {
   TORCH_CHECK(

@@ -28,10 +28,19 @@ struct Batch {
 
   size_t operations() const; // nodes that are not inputs
   // The tensors of the leaves, in order, as aliases: a tensor that Python has seen keeps a reference to itself, and its buffer
-  // could never be known to be unshared again.
-  std::vector<at::Tensor> inputs() const;
+  // could never be known to be unshared again. Inputs in `update` (positions) are to be written: they get a buffer of their
+  // own if anybody else can see theirs.
+  std::vector<at::Tensor> inputs(const std::vector<int64_t>& update) const;
+  // The very tensors, which a backend hangs its own data on (a tensor on the meta device stands for such data).
+  std::vector<at::Tensor> own_inputs() const;
+  // The numbers of all nodes, as often as they are used, in the order of the raw graph (bindings.cpp).
+  std::vector<c10::IValue> numbers() const;
 
-  // Gives the roots' storages their data, and frees the nodes for the next step.
+  // Gives the roots' storages their data, and frees the nodes for the next step. An undefined output was written into the
+  // buffer of the input that it replaces. Outputs become what was recorded: another layout, or memory shared with an input or
+  // another output, means a copy.
+  void commit_results(std::vector<at::Tensor> outputs);
+  // The same for outputs that are known to be right.
   void commit(std::vector<at::Tensor> outputs);
   // Runs the nodes one by one on the real device and commits. If a node fails, all that does not depend on it is computed
   // all the same, storages that it would have changed keep their last good contents, and the error is thrown at the end.

@@ -36,6 +36,7 @@ void bind_device(py::module& m) {
       "exchange_device",
       [](int64_t index) { return static_cast<int>(exchange_device(narrow(index))); },
       py::arg("index"));
+  m.def("is_used", [] { return detail::use.load() != detail::Use::None; }, "Whether anything was ever made on the device.");
   m.def("in_bad_fork", &in_bad_fork);
   m.def("check_fork", &check_fork);
   m.def(

@@ -205,9 +205,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_device(m);
 
   m.def("register_operator", &register_operator);
-  m.def("set_callbacks", [](py::object sync, py::object fallback) { set_callbacks(sync.ptr(), fallback.ptr()); });
-  m.def("set_real_device", [](const std::string& device) { set_real_device(c10::Device(device)); });
-  m.def("real_device", [] { return real_device().str(); });
+  m.def("set_callbacks", [](py::object sync, py::object fallback, py::object read) {
+    set_callbacks(sync.ptr(), fallback.ptr(), read.ptr());
+  });
+  m.def("set_real_device", [](int index, const std::string& device) {
+    set_real_device(static_cast<c10::DeviceIndex>(index), c10::Device(device));
+  });
+  m.def("real_device", [](int index) { return real_device(static_cast<c10::DeviceIndex>(index)).str(); }, py::arg("index") = -1);
   m.def("set_max_pending", &set_max_pending);
   m.def("set_forced_eager", &set_forced_eager);
   m.def("set_region", &set_region);
@@ -245,16 +249,34 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("collect", [](int device) { return collect(device_state(static_cast<c10::DeviceIndex>(device))); });
   m.def("peek", &peek);
 
+  py::class_<PlainDispatch>(m, "PlainDispatch", "While it lives, operators of this thread are kernels and nothing else.")
+      .def(py::init<>());
   py::class_<Structure>(m, "Structure").def_property_readonly("key", [](const Structure& s) { return key_of(s.key); });
   py::class_<Batch>(m, "Batch")
       .def_property_readonly("key", [](const Batch& batch) { return key_of(batch.key); })
       .def_property_readonly("num_operations", &Batch::operations)
       .def_property_readonly("num_outputs", [](const Batch& batch) { return batch.roots.size(); })
-      .def("inputs", &Batch::inputs)
-      .def("numbers", [](const Batch& batch) { return py::object(RawGraph(batch).make()["numbers"]); })
+      .def_property_readonly("device", [](const Batch& batch) { return static_cast<int>(batch.state->index); })
+      .def("inputs", &Batch::inputs, py::arg("update") = std::vector<int64_t>())
+      .def("own_inputs", &Batch::own_inputs)
+      .def("numbers", [](const Batch& batch) {
+        const auto numbers = batch.numbers();
+        py::list result(numbers.size());
+        for (size_t i = 0; i < numbers.size(); ++i) {
+          result[i] = torch::jit::toPyObject(numbers[i]);
+        }
+        return result;
+      })
       .def("raw", [](const Batch& batch) { return RawGraph(batch).make(); })
       .def("structure", [](const Batch& batch) { return std::make_unique<Structure>(batch); })
       .def("matches", &Batch::matches)
       .def("interpret", &Batch::interpret, py::arg("interruptible"), py::call_guard<py::gil_scoped_release>())
-      .def("commit", &Batch::commit, py::call_guard<py::gil_scoped_release>());
+      .def("commit", [](Batch& batch, std::vector<std::optional<at::Tensor>> results) {
+        std::vector<at::Tensor> outputs;
+        for (auto& result : results) {
+          outputs.push_back(result ? std::move(*result) : at::Tensor());
+        }
+        py::gil_scoped_release release;
+        batch.commit_results(std::move(outputs));
+      });
 }

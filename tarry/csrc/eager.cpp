@@ -1,6 +1,8 @@
 // Running an operator at once on the real device, and the calls into the Python runtime.
 #include <Python.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/object_ptr.h>
 
 #include <algorithm>
 
@@ -15,6 +17,7 @@ namespace {
 
 PyObject* sync_callback = nullptr;
 PyObject* fallback_callback = nullptr;
+PyObject* read_callback = nullptr;
 
 struct Gil {
   Gil() : state(PyGILState_Ensure()) {}
@@ -22,7 +25,8 @@ struct Gil {
   PyGILState_STATE state;
 };
 
-void call(PyObject* callback, PyObject* arguments) {
+// Takes over the arguments, and hands out a new reference.
+PyObject* call(PyObject* callback, PyObject* arguments) {
   PyObject* result = callback && arguments ? PyObject_CallObject(callback, arguments) : nullptr;
   Py_XDECREF(arguments);
   if (!result) {
@@ -31,12 +35,41 @@ void call(PyObject* callback, PyObject* arguments) {
     error.persist();
     throw error;
   }
-  Py_DECREF(result);
+  return result;
+}
+
+// Where a call takes place: the device of its first tensor that is on one, else the one it asks for, else the current one.
+DeviceState& device_of(c10::ArrayRef<c10::IValue> arguments) {
+  c10::DeviceIndex asked = -1;
+  auto state = [](const c10::IValue& value) -> DeviceState* {
+    if (!value.isTensor() || !value.toTensor().defined() || !is_tarry(value.toTensor())) {
+      return nullptr;
+    }
+    TarryStorage* storage = storage_of(value.toTensor().unsafeGetTensorImpl());
+    return storage ? storage->state : nullptr;
+  };
+  for (const c10::IValue& argument : arguments) {
+    if (DeviceState* found = state(argument)) {
+      return *found;
+    }
+    if (argument.isList()) {
+      for (const c10::IValue& item : argument.toListRef()) {
+        if (DeviceState* found = state(item)) {
+          return *found;
+        }
+      }
+    }
+    if (argument.isDevice() && argument.toDevice().type() == c10::DeviceType::PrivateUse1) {
+      asked = argument.toDevice().index();
+    }
+  }
+  return device_state(asked);
 }
 
 // Real stand-ins for the arguments, in the order of the tensors met.
 struct RealArguments {
   const char* reason;
+  c10::Device device;
   std::vector<at::Tensor> originals;
   std::vector<at::Tensor> real;
   std::vector<TarryStorage*> written;
@@ -44,9 +77,9 @@ struct RealArguments {
   at::Tensor convert(const at::Tensor& tensor, bool is_mutable) {
     if (!tensor.defined() || !is_tarry(tensor)) {
       // Zero-dimensional tensors and indices may lie on the host; the real device may be another.
-      if (tensor.defined() && !is_mutable && tensor.is_cpu() && !real_device().is_cpu() &&
+      if (tensor.defined() && !is_mutable && tensor.is_cpu() && !device.is_cpu() &&
           !tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-        return tensor.to(real_device());
+        return tensor.to(device);
       }
       return tensor;
     }
@@ -80,7 +113,7 @@ struct RealArguments {
       }
       return copy;
     }
-    return value.isDevice() && value.toDevice().type() == c10::DeviceType::PrivateUse1 ? c10::IValue(real_device()) : value;
+    return value.isDevice() && value.toDevice().type() == c10::DeviceType::PrivateUse1 ? c10::IValue(device) : value;
   }
 };
 
@@ -113,9 +146,11 @@ c10::IValue wrap_result(const c10::IValue& value, DeviceState& state, const Real
 
 } // namespace
 
-void set_callbacks(void* sync, void* fallback) {
-  Py_XINCREF(static_cast<PyObject*>(sync));
-  Py_XINCREF(static_cast<PyObject*>(fallback));
+void set_callbacks(void* sync, void* fallback, void* read) {
+  for (void* callback : {sync, fallback, read}) {
+    Py_XINCREF(static_cast<PyObject*>(callback));
+  }
+  read_callback = static_cast<PyObject*>(read);
   sync_callback = static_cast<PyObject*>(sync);
   fallback_callback = static_cast<PyObject*>(fallback);
 }
@@ -123,21 +158,27 @@ void set_callbacks(void* sync, void* fallback) {
 void request_sync(c10::DeviceIndex device, const char* reason) {
   check_fork(); // before any lock that the parent may have held
   Gil gil;
-  call(sync_callback, Py_BuildValue("(is)", static_cast<int>(device), reason));
+  Py_DECREF(call(sync_callback, Py_BuildValue("(is)", static_cast<int>(device), reason)));
+}
+
+at::Tensor read_backend_data(const at::Tensor& stand_in) {
+  Gil gil;
+  THPObjectPtr result(call(read_callback, Py_BuildValue("(N)", THPVariable_Wrap(stand_in))));
+  return THPVariable_Unpack(result.get()).detach(); // see Batch::inputs
 }
 
 void report_fallback(const Operator& op, const char* reason, uint32_t site) {
   Gil gil;
   auto [file, line] = site_location(site);
-  call(fallback_callback, Py_BuildValue("(sssi)", op.name.c_str(), reason, file.c_str(), line));
+  Py_DECREF(call(fallback_callback, Py_BuildValue("(sssi)", op.name.c_str(), reason, file.c_str(), line)));
 }
 
 void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reason) {
   report_fallback(op, reason, current_site());
   const size_t count = op.arguments.size();
   const auto arguments = torch::jit::last(*stack, count);
-  RealArguments real{reason, {}, {}, {}};
-  DeviceState* state = nullptr;
+  DeviceState* const state = &device_of(arguments);
+  RealArguments real{reason, real_device(state->index), {}, {}, {}};
   std::optional<at::Generator> given;
   torch::jit::Stack call_stack;
   // The written ones first: they may get a new buffer.
@@ -157,21 +198,12 @@ void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reaso
     } else {
       call_stack.push_back(real.convert(arguments[i], op.arguments[i]));
     }
-    if (arguments[i].isDevice() && arguments[i].toDevice().type() == c10::DeviceType::PrivateUse1) {
-      state = &device_state(arguments[i].toDevice().index());
-    }
-  }
-  if (!real.originals.empty()) {
-    state = storage_of(real.originals.front().unsafeGetTensorImpl())->state;
-  }
-  if (!state) {
-    state = &device_state(-1);
   }
   {
     PlainDispatch plain;
     std::optional<SeededCall> seeded;
     if (op.has(kRandom)) {
-      seeded.emplace(op, draw_seed(given, state->index), call_stack);
+      seeded.emplace(op, draw_seed(given, state->index), call_stack, real.device);
     }
     op.handle.callBoxed(&call_stack);
   }

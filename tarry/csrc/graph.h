@@ -174,10 +174,12 @@ Value current_value(TarryStorage* storage, Graveyard& graveyard);
 at::Tensor materialise(const at::Tensor& tensor, const char* reason);
 // As above, for writing: nobody else sees the buffer.
 at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason);
+at::Tensor clone_exactly(const at::Tensor& tensor); // same strides
 at::Tensor view_as_layout(const at::Tensor& home, const Layout* layout);
 
-// Data made by a backend on another device are moved when they are next needed.
-at::Tensor on_real_device(at::Tensor data);
+// Data made by a backend on another device are moved when they are next needed. A tensor on the meta device stands for data
+// that only the backend can read: the Python runtime makes a tensor of them.
+at::Tensor on_real_device(at::Tensor data, const DeviceState& state);
 
 // While it lives, operators on real tensors run as plain kernels: no autograd, and nothing of what the user's thread has
 // switched on (autocast, dispatch modes, function transforms), which has had its effect on what was recorded already.
@@ -187,8 +189,8 @@ struct PlainDispatch {
       c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset};
 };
 
-c10::Device real_device();
-void set_real_device(c10::Device device);
-
+// The real device behind tarry:index; -1 is the current one.
+c10::Device real_device(c10::DeviceIndex index = -1);
+void set_real_device(c10::DeviceIndex index, c10::Device device);
 
 } // namespace tarry

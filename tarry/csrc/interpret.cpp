@@ -19,8 +19,7 @@
 
 namespace tarry {
 
-SeededCall::SeededCall(const Operator& op, int64_t seed, torch::jit::Stack& stack) {
-  const c10::Device device = real_device();
+SeededCall::SeededCall(const Operator& op, int64_t seed, torch::jit::Stack& stack, c10::Device device) {
   if (op.generator_argument >= 0) {
     at::Generator generator;
     if (device.is_cpu()) {
@@ -49,7 +48,7 @@ using Clock = std::chrono::steady_clock;
 
 class Interpreter {
  public:
-  Interpreter(Batch& batch, bool interruptible) : batch_(batch), interruptible_(interruptible), values_(batch.slots), uses_(batch.slots, 0) {}
+  Interpreter(Batch& batch, bool interruptible) : batch_(batch), device_(real_device(batch.state->index)), interruptible_(interruptible), values_(batch.slots), uses_(batch.slots, 0) {}
 
   void run();
 
@@ -69,6 +68,7 @@ class Interpreter {
   std::shared_ptr<std::string> inherited_error(const Node& node) const;
 
   Batch& batch_;
+  const c10::Device device_;
   const bool interruptible_;
   std::vector<at::Tensor> values_;
   std::vector<uint32_t> uses_; // edges and roots that still need the value
@@ -81,19 +81,13 @@ class Interpreter {
 
 void Interpreter::load(Node& node) {
   if (node.is_leaf()) {
-    values_[node.first_slot] = on_real_device(std::move(node.data));
+    values_[node.first_slot] = on_real_device(std::move(node.data), *batch_.state);
   } else {
     for (size_t i = 0; i < node.results->size(); ++i) {
       at::Tensor& result = (*node.results)[i];
-      values_[node.first_slot + i] = result.defined() ? on_real_device(std::move(result)) : at::Tensor();
+      values_[node.first_slot + i] = result.defined() ? on_real_device(std::move(result), *batch_.state) : at::Tensor();
     }
   }
-}
-
-at::Tensor clone_exactly(const at::Tensor& tensor) {
-  at::Tensor copy = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options());
-  copy.copy_(tensor);
-  return copy;
 }
 
 at::Tensor Interpreter::take_for_write(uint32_t slot, uint32_t own_uses) {
@@ -200,7 +194,7 @@ void Interpreter::execute(Node& node) {
       default: {
         const c10::IValue& value = node.constants[constant++];
         if (value.isDevice() && value.toDevice().type() == c10::DeviceType::PrivateUse1) {
-          stack_.emplace_back(real_device());
+          stack_.emplace_back(device_);
         } else {
           stack_.push_back(value);
         }
@@ -210,7 +204,7 @@ void Interpreter::execute(Node& node) {
   {
     std::optional<SeededCall> seeded;
     if (op.has(kRandom)) {
-      seeded.emplace(op, node.constants.back().toInt(), stack_);
+      seeded.emplace(op, node.constants.back().toInt(), stack_, device_);
     }
     op.handle.callBoxed(&stack_);
   }
@@ -230,7 +224,7 @@ void Interpreter::execute(Node& node) {
       if (!result.defined()) {
         // The kernel left out a result that the meta kernel promises; nothing can depend on its contents.
         const Layout* layout = node.output_layout(output);
-        result = at::empty_strided(layout->sizes, layout->strides, at::TensorOptions().dtype(layout->dtype).device(real_device()));
+        result = at::empty_strided(layout->sizes, layout->strides, at::TensorOptions().dtype(layout->dtype).device(device_));
       }
       store(node, output++, std::move(result));
     }

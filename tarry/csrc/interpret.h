@@ -11,7 +11,7 @@ namespace tarry {
 // stack), else through the real device's default generator, whose state is restored afterwards.
 class SeededCall {
  public:
-  SeededCall(const Operator& op, int64_t seed, torch::jit::Stack& stack);
+  SeededCall(const Operator& op, int64_t seed, torch::jit::Stack& stack, c10::Device device);
   ~SeededCall();
 
  private:

@@ -209,7 +209,7 @@ at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) 
   if (storage->home->describes(self.unsafeGetTensorImpl())) {
     mark_used();
     const Layout* home = storage->home;
-    at::Tensor real = at::empty_strided(home->sizes, home->strides, at::TensorOptions().dtype(home->dtype).device(real_device()));
+    at::Tensor real = at::empty_strided(home->sizes, home->strides, at::TensorOptions().dtype(home->dtype).device(real_device(storage->state->index)));
     real.copy_(source);
     Graveyard graveyard;
     std::lock_guard<std::mutex> guard(storage->state->mutex);
@@ -355,7 +355,7 @@ void resize_storage(c10::StorageImpl* raw, size_t nbytes) {
   }
   at::Tensor fresh;
   if (old.defined()) {
-    fresh = at::empty_strided(home->sizes, home->strides, at::TensorOptions().dtype(dtype).device(real_device()));
+    fresh = at::empty_strided(home->sizes, home->strides, at::TensorOptions().dtype(dtype).device(real_device(storage->state->index)));
     const auto kept = static_cast<int64_t>(std::min(nbytes, storage->nbytes()));
     view_as_layout(fresh, flat_layout(at::kByte, kept)).copy_(view_as_layout(old, flat_layout(at::kByte, kept)));
   }

@@ -14,7 +14,8 @@ void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reaso
 // Calls into the Python runtime (they take the GIL; no lock may be held).
 void request_sync(c10::DeviceIndex device, const char* reason);
 void report_fallback(const Operator& op, const char* reason, uint32_t site);
-void set_callbacks(void* sync, void* fallback); // borrowed PyObject*, kept for the life of the process
+at::Tensor read_backend_data(const at::Tensor& stand_in);
+void set_callbacks(void* sync, void* fallback, void* read); // borrowed PyObject*, kept for the life of the process
 
 // Shape inference (shapes.cpp). `arguments` are the operator's arguments; no lock may be held.
 std::unique_ptr<Signature> infer_signature(const Operator& op, c10::ArrayRef<c10::IValue> arguments);

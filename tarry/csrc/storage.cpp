@@ -40,21 +40,21 @@ Marker* marker() {
   return instance;
 }
 
-std::atomic<int>& real_device_slot() {
-  static std::atomic<int> slot{0}; // device type in the high bits, index + 1 in the low byte
-  return slot;
+std::atomic<int>& real_device_slot(c10::DeviceIndex index) {
+  static std::array<std::atomic<int>, kMaxDevices> slots{}; // device type in the high bits, index + 1 in the low byte
+  return slots[index < 0 ? current_device() : index];
 }
 
 } // namespace
 
-c10::Device real_device() {
-  const int packed = real_device_slot().load(std::memory_order_relaxed);
+c10::Device real_device(c10::DeviceIndex index) {
+  const int packed = real_device_slot(index).load(std::memory_order_relaxed);
   return c10::Device(static_cast<c10::DeviceType>(packed >> 8), static_cast<c10::DeviceIndex>((packed & 0xff) - 1));
 }
 
-void set_real_device(c10::Device device) {
-  const int index = device.is_cpu() ? -1 : device.has_index() ? device.index() : 0;
-  real_device_slot().store(static_cast<int>(device.type()) << 8 | (index + 1));
+void set_real_device(c10::DeviceIndex index, c10::Device device) {
+  const int real = device.is_cpu() ? -1 : device.has_index() ? device.index() : 0;
+  real_device_slot(index).store(static_cast<int>(device.type()) << 8 | (real + 1));
 }
 
 // ---- nodes and storages
@@ -202,7 +202,7 @@ at::Tensor upload(DeviceState& state, const at::Tensor& source) {
   PlainDispatch plain;
   auto real = at::empty_strided(
       source.sizes(), source.is_non_overlapping_and_dense() ? source.strides() : source.contiguous().strides(),
-      source.options().device(real_device()));
+      source.options().device(real_device(state.index)));
   real.copy_(source);
   return wrap_real(state, std::move(real));
 }
@@ -253,9 +253,12 @@ at::Tensor view_as_layout(const at::Tensor& home, const Layout* layout) {
   return view;
 }
 
-at::Tensor on_real_device(at::Tensor data) {
+at::Tensor on_real_device(at::Tensor data, const DeviceState& state) {
   PlainDispatch plain;
-  const c10::Device device = real_device();
+  if (C10_UNLIKELY(data.is_meta())) {
+    data = read_backend_data(data);
+  }
+  const c10::Device device = real_device(state.index);
   return data.device() == device ? data : data.to(device);
 }
 
@@ -281,7 +284,7 @@ at::Tensor settled_data(TarryStorage* storage, const char* reason) {
     request_sync(storage->state->index, reason);
   }
   const Layout* home = storage->home;
-  auto fresh = at::empty_strided(home->sizes, home->strides, at::TensorOptions().dtype(home->dtype).device(real_device()));
+  auto fresh = at::empty_strided(home->sizes, home->strides, at::TensorOptions().dtype(home->dtype).device(real_device(storage->state->index)));
   Graveyard graveyard;
   std::lock_guard<std::mutex> guard(storage->state->mutex);
   if (!storage->data.defined() && !storage->value.node) {
@@ -297,8 +300,12 @@ constexpr const char* kNotOurs =
 
 at::Tensor settle(TarryStorage* storage, const char* reason) {
   at::Tensor data = settled_data(storage, reason);
-  if (C10_UNLIKELY(data.device() != real_device())) {
-    data = on_real_device(std::move(data));
+  if (C10_UNLIKELY(data.device() != real_device(storage->state->index))) {
+    const bool backends_own = data.is_meta(); // stays with the backend, which computes with it
+    data = on_real_device(std::move(data), *storage->state);
+    if (backends_own) {
+      return data;
+    }
     Graveyard graveyard;
     std::lock_guard<std::mutex> guard(storage->state->mutex);
     if (!storage->value.node) {
@@ -328,14 +335,16 @@ at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason) {
   TarryStorage* storage = storage_of(tensor.unsafeGetTensorImpl());
   TORCH_CHECK(storage, kNotOurs);
   at::Tensor data = settle(storage, reason);
+  bool backends_own = false; // data that were read from the backend, which may look at the same memory
   {
     Graveyard graveyard;
     std::lock_guard<std::mutex> guard(storage->state->mutex);
+    backends_own = storage->data.defined() && storage->data.is_meta();
     graveyard.nodes.push_back(std::move(storage->leaf)); // it stands for the contents before the write
     storage->leaf_epoch = 0;
   }
   // This handle and the storage's own: anybody else would see the write.
-  if (data.use_count() > 2 || data.storage().use_count() > 1) {
+  if (backends_own || data.use_count() > 2 || data.storage().use_count() > 1) {
     at::Tensor copy = at::empty_strided(data.sizes(), data.strides(), data.options());
     copy.copy_(data);
     Graveyard graveyard;

@@ -6,7 +6,8 @@ This is the judge of the passes: a pass is right if the graph before and the gra
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ def evaluate(
     if numbers is None:
         numbers = [number.value for number in graph.numbers]
     environment: dict[Value, torch.Tensor] = {}
+    cpu = torch.device("cpu")
     for value, tensor in zip(graph.inputs, inputs, strict=True):
         if not TensorType.of(tensor).matches(value.type):
             raise IRError(
@@ -35,22 +37,35 @@ def evaluate(
             )
         environment[value] = tensor
     for node in graph.nodes:
-        for value_, result in zip(node.outputs, _run(node, environment, numbers), strict=True):
-            if value_ is not None:
-                environment[value_] = _as_typed(result, value_, node)
+        run_node(node, environment, numbers, cpu)
     return [environment[value] for value in graph.outputs]
 
 
+def run_node(
+    node: Node,
+    environment: dict[Value, torch.Tensor],
+    numbers: Sequence[int | float | complex],
+    device: torch.device,
+) -> None:
+    """Run one node: the environment has its operands, and gets its results."""
+    for value, result in zip(node.outputs, _run(node, environment, numbers, device), strict=True):
+        if value is not None:
+            environment[value] = _as_typed(result, value, node)
+
+
 def _run(
-    node: Node, environment: dict[Value, torch.Tensor], numbers: Sequence[int | float | complex]
+    node: Node,
+    environment: dict[Value, torch.Tensor],
+    numbers: Sequence[int | float | complex],
+    device: torch.device,
 ) -> Sequence[torch.Tensor | None]:
     def concrete(leaf: Any) -> Any:
         if isinstance(leaf, Value):
             return environment[leaf]
         if isinstance(leaf, Number):
             number = numbers[leaf.index]
-            return torch.Generator().manual_seed(int(number.real)) if leaf.kind == "seed" else number
-        return torch.device("cpu") if leaf is HERE else leaf
+            return torch.Generator(device).manual_seed(int(number.real)) if leaf.kind == "seed" else number
+        return device if leaf is HERE else leaf
 
     args = list(map_leaves(node.args, concrete))
     if node.op == STRIDED_VIEW:
@@ -65,12 +80,27 @@ def _run(
     for index in described.written:
         args[index] = map_leaves(args[index], lambda leaf: None if leaf is None else _own_copy(leaf))
         written.extend(tensor for tensor in _flat(args[index]) if tensor is not None)
-    with torch.random.fork_rng(devices=[], enabled=node.seed is not None):
-        if node.seed is not None:
-            # The default generator alone: torch.manual_seed would seed every device.
-            torch.default_generator.manual_seed(int(numbers[node.seed.index].real))
+    with _seeded(device, None if node.seed is None else int(numbers[node.seed.index].real)):
         result = call(node.op, tuple(args))
     return [*fresh_results(node.op, result), *written]
+
+
+@contextmanager
+def _seeded(device: torch.device, seed: int | None) -> Iterator[None]:
+    """Within the block, the device's default generator draws from a seed; its state is given back."""
+    if seed is None:
+        yield
+        return
+    if device.type == "cuda":
+        generator = torch.cuda.default_generators[device.index or 0]
+    else:
+        generator = torch.default_generator
+    before = generator.get_state()
+    generator.manual_seed(seed)  # this one alone: torch.manual_seed would seed every device
+    try:
+        yield
+    finally:
+        generator.set_state(before)
 
 
 def _flat(arg: Any) -> list[Any]:
@@ -105,7 +135,7 @@ def _scattered(base: torch.Tensor, source: torch.Tensor, window: Layout) -> torc
 def _window(buffer: torch.Tensor, layout: Layout) -> torch.Tensor:
     """The buffer seen through a layout."""
     if layout.numel == 0:
-        return torch.empty_strided(layout.sizes, layout.strides, dtype=layout.dtype)
+        return torch.empty_strided(layout.sizes, layout.strides, dtype=layout.dtype, device=buffer.device)
     start, end = layout.byte_range
     if start < 0 or end > buffer.numel():
         raise IRError(f"evaluate: {layout} reaches past the {buffer.numel()} bytes of its buffer")
@@ -128,4 +158,4 @@ def _as_typed(result: torch.Tensor | None, value: Value, node: Node) -> torch.Te
         return result
     if not is_injective(type_.sizes, type_.strides):
         raise IRError(f"evaluate: strides of overlapping elements can only come from a view: {node_text(node)}")
-    return torch.empty_strided(type_.sizes, type_.strides, dtype=type_.dtype).copy_(result)
+    return torch.empty_strided(type_.sizes, type_.strides, dtype=type_.dtype, device=result.device).copy_(result)

@@ -165,7 +165,7 @@ def _is_number(arg: Any) -> bool:
 
 
 _KINDS: dict[str, Callable[[Any], bool]] = {
-    "Tensor": lambda arg: isinstance(arg, Value) or (isinstance(arg, Number) and arg.kind != "seed"),
+    "Tensor": lambda arg: isinstance(arg, Value) or _is_number(arg),
     "number": _is_number,
     "float": lambda arg: isinstance(arg, int | float) or (isinstance(arg, Number) and arg.kind != "seed"),
     "complex": _is_number,

@@ -6,15 +6,15 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-from tarry.backends.base import Computation
+from tarry.backends.base import Step
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A computation and the structure that a batch must have to be computed by it."""
+    """A compiled step and the structure that a batch must have to be computed by it."""
 
     structure: Any
-    computation: Computation
+    step: Step
 
 
 class ProgramCache:
@@ -24,20 +24,20 @@ class ProgramCache:
         self._entries: OrderedDict[tuple[int, int], list[Entry]] = OrderedDict()
         self._size = 0
 
-    def find(self, batch: Any) -> Computation | None:
-        """The computation for a batch, if one was kept."""
+    def find(self, batch: Any) -> Step | None:
+        """The compiled step for a batch, if one was kept."""
         bucket = self._entries.get(batch.key)
         if bucket is None:
             return None
         self._entries.move_to_end(batch.key)
         for entry in bucket:
             if batch.matches(entry.structure):
-                return entry.computation
+                return entry.step
         return None
 
-    def keep(self, batch: Any, computation: Computation, capacity: int) -> None:
-        """Keep a computation for batches of this structure."""
-        self._entries.setdefault(batch.key, []).append(Entry(batch.structure(), computation))
+    def keep(self, batch: Any, step: Step, capacity: int) -> None:
+        """Keep a step for batches of this structure."""
+        self._entries.setdefault(batch.key, []).append(Entry(batch.structure(), step))
         self._size += 1
         while self._size > capacity:
             _, bucket = self._entries.popitem(last=False)

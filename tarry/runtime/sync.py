@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.profiler import record_function
 
 from tarry import events
 from tarry.backends import registry
-from tarry.backends.base import Backend, Computation, Program
+from tarry.backends.base import Backend, Program, Step
 from tarry.config import config
-from tarry.errors import BackendError, FallbackError, TarryError
+from tarry.errors import BackendError, FallbackError, TarryError, Unsupported
 from tarry.runtime.cache import ProgramCache
 from tarry.runtime.closures import StepClosures
+from tarry.runtime.dispatch import apart, refuse_apart
+from tarry.runtime.steps import CompiledStep, InterpretedStep, read_stand_in, unsupported_message
+
+T = TypeVar("T")
 
 
 class Runtime:
@@ -55,14 +60,30 @@ class Runtime:
         with self._lock:
             if self._backend is not None:
                 try:
-                    self.sync("set_backend")
+                    self.sync_all("set_backend")
                 except Exception as error:  # the new backend computes what the old one could not
                     events.emit("error", stage="set_backend", backend=self._backend.name, error=repr(error))
                 self._backend.teardown()
-            chosen.setup()
             self._cache.clear()
+            chosen.setup()
             self._backend = chosen
-            self._native.set_real_device(chosen.device)
+            self._place(chosen)
+
+    def _place(self, backend: Backend) -> None:
+        """Put the backend's real devices behind tarry:0, tarry:1, ..."""
+        devices = list(backend.devices())
+        native = self._native
+        if len(devices) != native.device_count() and not native.is_used():
+            native.set_device_count(len(devices))
+        for index in range(native.device_count()):
+            native.set_real_device(index, devices[min(index, len(devices) - 1)])
+        if backend.default_ordinal:
+            native.set_device(backend.default_ordinal)
+
+    def seed(self, value: int) -> None:
+        """`torch.manual_seed` was called; a backend that is not chosen yet has nothing to seed."""
+        if self._backend is not None:
+            self._backend.seed(value)
 
     def close(self) -> None:
         """The process ends: closures finish, what is pending is dropped, the backend torn down."""
@@ -71,6 +92,11 @@ class Runtime:
             self._backend.teardown()
 
     # ---- syncing
+
+    def sync_all(self, reason: str) -> None:
+        """Compute everything that is pending on any device."""
+        for device in range(self._native.device_count()):
+            self.sync(reason, device)
 
     def sync(self, reason: str, device: int = 0) -> None:
         """Compute everything that is pending on a device."""
@@ -82,12 +108,12 @@ class Runtime:
                 self._in_flight = True
                 try:
                     with _profiled("tarry::step"):
-                        computation = self._cache.find(batch)
-                        if computation is None:
-                            computation = self._compile(backend, batch)
+                        step = self._cache.find(batch)
+                        if step is None:
+                            step = self._compile(backend, batch)
                         else:
                             events.emit("cache_hit", key=batch.key)
-                        self._execute(computation, batch)
+                        self._execute(step, batch)
                 finally:
                     self._in_flight = False
                 events.emit("sync", reason=reason, operations=batch.num_operations, seconds=perf_counter() - start)
@@ -96,6 +122,7 @@ class Runtime:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Wait for a step that another thread runs; a step of this thread's own cannot be waited for."""
+        refuse_apart()
         with self._lock:
             if self._in_flight:
                 raise TarryError(
@@ -111,27 +138,64 @@ class Runtime:
             raw: dict[str, Any] = self._native.peek(tensors).raw()
             return raw
 
-    def _compile(self, backend: Backend, batch: Any) -> Computation:
+    def _compile(self, backend: Backend, batch: Any) -> Step:
+        start = perf_counter()
+        step = backend.prepare(Program(batch))
+        if step is None:
+            step = self._timed_compile(batch, "", lambda: self._make_step(backend, batch))
+        else:
+            self._compiled(batch, perf_counter() - start)
+        self._cache.keep(batch, step, config.max_cached_programs)
+        return step
+
+    def _make_step(self, backend: Backend, batch: Any) -> Step:
+        try:
+            return CompiledStep(backend, batch, self._timed_compile, self._native.PlainDispatch)
+        except Unsupported as error:
+            return InterpretedStep(_warn(unsupported_message(backend, error)))
+
+    def _timed_compile(self, batch: Any, reason: str, make: Callable[[], T]) -> T:
+        backend = self.backend
         start = perf_counter()
         with _profiled("tarry::compile"):
             try:
-                computation = backend.compile(Program(batch.key, batch.num_operations, batch.raw))
+                made = apart(make)
             except Exception as error:
                 events.emit("error", stage="compile", backend=backend.name, error=repr(error))
-                error.add_note(f"while backend {backend.name!r} compiled {_describe(batch)}; all is still pending")
-                raise
-        self._cache.keep(batch, computation, config.max_cached_programs)
-        seconds = perf_counter() - start
-        events.emit(
-            "compile", backend=backend.name, key=batch.key, operations=batch.num_operations, seconds=seconds
-        )
-        return computation
+                if isinstance(error, BackendError | NotImplementedError):
+                    error.add_note(f"while backend {backend.name!r} compiled {_describe(batch)}; all is still pending")
+                    raise
+                raise BackendError(
+                    f"backend {backend.name!r} failed to compile {_describe(batch)}: {type(error).__name__}: {error}\n"
+                    f"All is still pending: tarry.set_backend('eager') computes it without this backend."
+                ) from error
+        self._compiled(batch, perf_counter() - start, reason)
+        return made
 
-    def _execute(self, computation: Computation, batch: Any) -> None:
+    def _compiled(self, batch: Any, seconds: float, reason: str = "") -> None:
+        events.emit(
+            "compile",
+            backend=self.backend.name,
+            key=batch.key,
+            operations=batch.num_operations,
+            seconds=seconds,
+            reason=reason,
+        )
+
+    def compiled_text(self, tensors: list[torch.Tensor]) -> str:
+        """What the backend makes of the graph behind some tensors, as text. Compiles it, runs nothing."""
+        with self._alone():
+            backend, batch = self.backend, self._native.peek(tensors)
+            step = backend.prepare(Program(batch)) or apart(lambda: self._make_step(backend, batch))
+        if not isinstance(step, CompiledStep):
+            return f"backend {backend.name!r} runs this graph as it was recorded:\n{Program(batch).graph('recorded')}"
+        return "\n".join(computation.backend_text for computation in step.computations)
+
+    def _execute(self, step: Step, batch: Any) -> None:
         start = perf_counter()
         with _profiled("tarry::execute"):
             try:
-                computation(batch)
+                step(batch)
             except BaseException as error:
                 events.emit("error", stage="execute", backend=self.backend.name, error=repr(error))
                 raise
@@ -144,7 +208,7 @@ class Runtime:
             if not isinstance(tensor, torch.Tensor):
                 raise TypeError(f"tarry.sync takes tensors, not {type(tensor).__name__}")
         if not chosen:
-            self.sync("sync")
+            self.sync_all("sync")
         for tensor in chosen:
             if tensor.device.type == "tarry":
                 self._native.materialise(tensor)
@@ -166,6 +230,10 @@ class Runtime:
         """A value is needed (called from any thread, with the GIL)."""
         self.sync(reason, device)
 
+    def on_read(self, stand_in: torch.Tensor) -> torch.Tensor:
+        """The real tensor for one that stands in for data of the backend's own."""
+        return read_stand_in(stand_in)
+
     def on_fallback(self, op: str, reason: str, file: str, line: int) -> None:
         """An operator is about to run eagerly."""
         where = f"{file}:{line}" if file else "an unknown line"
@@ -183,6 +251,11 @@ _UNPROFILED: AbstractContextManager[Any] = nullcontext()
 def _profiled(name: str) -> AbstractContextManager[Any]:
     """A range that torch.profiler shows. Entering one costs microseconds, so only while a profiler looks."""
     return record_function(name) if torch._C._autograd._profiler_enabled() else _UNPROFILED
+
+
+def _warn(message: str) -> str:
+    warnings.warn(f"tarry: {message}. It runs on the reference path.", stacklevel=2)
+    return message
 
 
 def _describe(batch: Any) -> str:
@@ -204,7 +277,10 @@ def _instance(backend: str | Backend, device: str | None) -> Backend:
             made.device = device
     else:
         raise BackendError(f"tarry.set_backend takes a name or a tarry.Backend instance, not {backend!r}")
-    real = torch.device(made.device)
-    if real.type == "cuda" and not torch.cuda.is_available():
-        raise BackendError(f"backend {made.name!r}: there is no CUDA device here; use device='cpu'")
+    for real in map(torch.device, made.devices()):
+        if real.type not in made.capabilities.device_types:
+            kinds = ", ".join(made.capabilities.device_types)
+            raise BackendError(f"backend {made.name!r} does not run on {str(real)!r}; it runs on {kinds}")
+        if real.type == "cuda" and not torch.cuda.is_available():
+            raise BackendError(f"backend {made.name!r}: there is no CUDA device here; use device='cpu'")
     return made
