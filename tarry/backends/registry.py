@@ -10,7 +10,13 @@ from importlib.metadata import entry_points
 from tarry.backends.base import Backend
 from tarry.errors import BackendError
 
-_BUILT_IN = {"eager": "tarry.backends.eager:EagerBackend", "null": "tarry.backends.null:NullBackend"}
+_BUILT_IN = {
+    "eager": "tarry.backends.eager:EagerBackend",
+    "inductor": "tarry.backends.inductor:InductorBackend",
+    "null": "tarry.backends.null:NullBackend",
+    "torchscript": "tarry.backends.torchscript:TorchScriptBackend",
+    "xla": "tarry.backends.xla:XlaBackend",
+}
 _registered: dict[str, Callable[..., Backend]] = {}
 
 

@@ -1,0 +1,8 @@
+"""From the IR to an FX graph of ATen operators, for every compiler that takes one (Inductor, torch.compile's others)."""
+
+from __future__ import annotations
+
+from tarry.backends.fx.lower import FxProgram, lower
+from tarry.backends.fx.numbers import takes_number
+
+__all__ = ["FxProgram", "lower", "takes_number"]

@@ -1,0 +1,171 @@
+"""The lowering: one FX call per node, numbers and seeds taken from vectors, opaque operators in place of random ones."""
+
+from __future__ import annotations
+
+import operator as python_operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tarry.backends.base import PythonNumber
+from tarry.backends.fx.numbers import FORMS, aten, with_tensors
+from tarry.backends.fx.opaque import is_opaque, opaque, seed_of
+from tarry.backends.lowering import LoweringContext
+from tarry.ir.graph import HERE, Graph, Node, Number, Value
+from tarry.ir.operators import operator, overload
+from tarry.passes.foreach import unroll_foreach
+
+_STRIDE_SENSITIVE = frozenset({"aten::as_strided", "aten::as_strided_scatter", "aten::view.dtype"})
+
+
+@dataclass
+class FxProgram:
+    """An FX graph with the signature of its inputs: those of the IR graph, then the vectors of numbers that are used.
+
+    Outputs in `in_place` are copied into the inputs that they replace and not returned.
+    """
+
+    module: torch.fx.GraphModule
+    graph: Graph
+    device: torch.device
+    floats: list[int]
+    ints: list[int]
+    in_place: frozenset[int]
+
+    def number_tensors(self, numbers: Sequence[PythonNumber]) -> list[torch.Tensor]:
+        """The vectors of numbers for one run."""
+        vectors = []
+        for indices, dtype in ((self.floats, torch.float64), (self.ints, torch.int64)):
+            if indices:
+                vectors.append(torch.tensor([numbers[i] for i in indices], dtype=dtype))
+        return vectors
+
+    def example_inputs(self) -> list[torch.Tensor]:
+        """Uninitialised tensors of the types of the inputs (made under a fake mode, they cost nothing)."""
+        made = [
+            torch.empty_strided(v.type.sizes, v.type.strides, dtype=v.type.dtype, device=self.device)
+            for v in self.graph.inputs
+        ]
+        for indices, dtype in ((self.floats, torch.float64), (self.ints, torch.int64)):
+            if indices:
+                made.append(torch.empty(len(indices), dtype=dtype))
+        return made
+
+
+def lower(graph: Graph, device: str | torch.device, *, in_place: bool = True) -> FxProgram:
+    """The FX graph of a graph. With `in_place`, outputs that replace an input are copied into it at the end."""
+    context = FxLowering(unroll_foreach(graph), torch.device(device))
+    context.lower()
+    return context.finish(in_place)
+
+
+@dataclass
+class _Vector:
+    """A graph input that holds the numbers of one dtype."""
+
+    placeholder: torch.fx.Node
+    indices: list[int] = field(default_factory=list)
+
+
+class FxLowering(LoweringContext[torch.fx.Node]):
+    """What each value of the IR graph has become in the FX graph."""
+
+    def __init__(self, graph: Graph, device: torch.device) -> None:
+        super().__init__(graph)
+        self.fx = torch.fx.Graph()
+        self.device = device
+        self._elements: dict[int, torch.fx.Node] = {}
+        self._is_element: set[torch.fx.Node] = set()
+
+    def lower(self, nodes: Iterable[Node] | None = None) -> FxLowering:
+        for position, value in enumerate(self.graph.inputs):
+            self.add_parameter(position, value)
+        self._floats = _Vector(self.fx.placeholder("floats"))
+        self._ints = _Vector(self.fx.placeholder("ints"))
+        super().lower(nodes)
+        return self
+
+    def parameter(self, position: int, value: Value) -> torch.fx.Node:
+        return self.fx.placeholder(f"input_{position}")
+
+    def number(self, number: Number) -> torch.fx.Node:
+        """A tensor of no dimensions with the number."""
+        if number.index not in self._elements:
+            vector = self._floats if number.dtype == torch.float64 else self._ints
+            vector.indices.append(number.index)
+            element = self._call(aten.select.int, vector.placeholder, 0, len(vector.indices) - 1)
+            self._elements[number.index] = element
+            self._is_element.add(element)
+        return self._elements[number.index]
+
+    def constant(self, constant: Any) -> Any:
+        return self.device if constant is HERE else constant
+
+    def emit(self, node: Node, args: tuple[Any, ...]) -> Sequence[torch.fx.Node | None]:
+        if is_opaque(node):
+            return self._opaque(node, args)
+        if node.op in FORMS and any(isinstance(arg, Number) for arg in node.args):
+            return [with_tensors(self._call, node, args, self._is_element.__contains__)]
+        listed = [list(arg) if isinstance(arg, tuple) else arg for arg in args]
+        described = operator(node.op)
+        if node.op in _STRIDE_SENSITIVE:
+            # These count elements in memory: the compiler must lay the value out as it was recorded.
+            (base, *_) = node.operands
+            listed[0] = self._call(torch.ops.prims.inductor_force_stride_order.default, listed[0], base.type.strides)
+        pairs = list(zip(listed, described.arguments, strict=True))
+        made = self._call(
+            overload(node.op),
+            *(arg for arg, argument in pairs if not argument.kwarg_only),
+            **{argument.name: arg for arg, argument in pairs if argument.kwarg_only},
+        )
+        if len(described.returns) == 1 and described.returns[0] == "Tensor":
+            return [made]
+        return self._unpack(made, node)
+
+    def _opaque(self, node: Node, args: tuple[Any, ...]) -> Sequence[torch.fx.Node | None]:
+        target, taken = opaque(node)
+        given = [list(args[k]) if isinstance(args[k], tuple) else args[k] for k in taken]
+        seed = seed_of(node)
+        if seed is not None:
+            given.append(self.number(seed))
+        made = self._call(target, *given)
+        if len(node.results) == 1:
+            return [made if value is not None else None for value in node.outputs]
+        picked = iter(range(len(node.results)))
+        return [None if v is None else self._call(python_operator.getitem, made, next(picked)) for v in node.outputs]
+
+    def _unpack(self, made: torch.fx.Node, node: Node) -> list[torch.fx.Node | None]:
+        """The outputs of a node one by one: returns that are lists are flattened in the IR."""
+        described = operator(node.op)
+        outputs: list[torch.fx.Node | None] = []
+        single = len(described.returns) == 1
+        remaining = list(node.outputs)
+        for index in described.fresh:
+            part = made if single else self._call(python_operator.getitem, made, index)
+            count = len(remaining) - (len(described.fresh) - 1) if described.returns[index] != "Tensor" else 1
+            for position in range(count):
+                value = remaining.pop(0)
+                if value is None:
+                    outputs.append(None)
+                elif described.returns[index] == "Tensor":
+                    outputs.append(part)
+                else:
+                    outputs.append(self._call(python_operator.getitem, part, position))
+        return outputs
+
+    def _call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.fx.Node:
+        return self.fx.call_function(target, args, kwargs)
+
+    def finish(self, in_place: bool) -> FxProgram:
+        """Close the graph."""
+        updated = frozenset(self.aliases) if in_place else frozenset()
+        for position in sorted(updated):
+            self._call(aten.copy_.default, self.parameters[self.aliases[position]], self.results[position])
+        self.fx.output([result for k, result in enumerate(self.results) if k not in updated])
+        for vector in (self._floats, self._ints):
+            if not vector.indices:
+                self.fx.erase_node(vector.placeholder)
+        module = torch.fx.GraphModule({}, self.fx)
+        return FxProgram(module, self.graph, self.device, self._floats.indices, self._ints.indices, updated)

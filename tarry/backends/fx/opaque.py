@@ -1,0 +1,128 @@
+"""Operators that a compiler must not look into, as pure operators of the namespace `tarry_opaque`.
+
+A random operator draws from the seed that its node carries, and gives the bits that eager PyTorch gives for that seed; an
+operator that writes and has no pure form runs on copies. Either becomes a pure operator with the same arguments, but
+for the generator: in its place stands the seed, as a tensor of one int64, so that it can be an input of a compiled
+program.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from typing import Any
+
+import torch
+
+from tarry.ir.evaluate import run_node
+from tarry.ir.graph import HERE, GraphBuilder, Node, Number
+from tarry.ir.layout import TensorType
+from tarry.ir.operators import operator
+
+NAMESPACE = "tarry_opaque"
+
+_TYPES = {
+    "number": "Scalar",
+    "Optional[number]": "Scalar?",
+    "List[number]": "Scalar[]",
+    "List[Tensor]": "Tensor[]",
+    "Optional[Tensor]": "Tensor?",
+    "List[Optional[Tensor]]": "Tensor?[]",
+    "List[int]": "int[]",
+    "List[bool]": "bool[]",
+    "List[float]": "float[]",
+    "Optional[int]": "int?",
+    "Optional[bool]": "bool?",
+    "Optional[float]": "float?",
+    "Optional[str]": "str?",
+    "Optional[List[int]]": "int[]?",
+    "Optional[List[float]]": "float[]?",
+    "Optional[ScalarType]": "ScalarType?",
+    "Optional[Layout]": "Layout?",
+    "Optional[Device]": "Device?",
+    "Optional[MemoryFormat]": "MemoryFormat?",
+}
+
+
+@functools.cache
+def _library() -> torch.library.Library:
+    return torch.library.Library(NAMESPACE, "FRAGMENT")
+
+
+def is_opaque(node: Node) -> bool:
+    """Whether a node has to be called through `opaque`."""
+    return node.kept or node.seed is not None or any(isinstance(arg, Number) and arg.kind == "seed" for arg in node.args)
+
+
+def seed_of(node: Node) -> Number | None:
+    """The number that seeds a node."""
+    if node.seed is not None:
+        return node.seed
+    return next((arg for arg in node.args if isinstance(arg, Number) and arg.kind == "seed"), None)
+
+
+def opaque(node: Node) -> tuple[Any, list[int]]:
+    """The pure operator for a node, and which arguments of the node it takes; the seed follows, if the node has one."""
+    arguments = operator(node.op).arguments
+    taken = [k for k, argument in enumerate(arguments) if "Generator" not in argument.type]
+    return _define(node.op, tuple(value.type for value in node.results), seed_of(node) is not None), taken
+
+
+@functools.cache
+def _define(op: str, types: tuple[TensorType, ...], seeded: bool) -> Any:
+    """One operator for each set of result types: what comes out is known from the recording, so nothing infers it."""
+    taken = [argument for argument in operator(op).arguments if "Generator" not in argument.type]
+    digest = hashlib.sha256(repr((op, types, seeded)).encode()).hexdigest()[:16]  # the same in every process
+    name = f"{op.replace('::', '_').replace('.', '_')}_{digest}"
+    arguments = [f"{_TYPES.get(argument.type, argument.type)} a{k}" for k, argument in enumerate(taken)]
+    if seeded:
+        arguments.append("Tensor seed")
+    returns = "Tensor" if len(types) == 1 else "(" + ", ".join(["Tensor"] * len(types)) + ")"
+    library = _library()
+    library.define(f"{name}({', '.join(arguments)}) -> {returns}", tags=(torch.Tag.needs_exact_strides,))
+    library.impl(name, lambda *args: _call(op, args, types, seeded), "CompositeExplicitAutograd")
+    torch.library.register_fake(
+        f"{NAMESPACE}::{name}", lambda *args: _one_or_all(_empty(types, _device(args))), lib=library
+    )
+    return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+def _call(op: str, args: tuple[Any, ...], types: tuple[TensorType, ...], seeded: bool) -> Any:
+    """Run the call as a node of its own."""
+    builder = GraphBuilder()
+    operands: list[torch.Tensor] = []
+
+    def operand(arg: Any) -> Any:
+        if isinstance(arg, torch.Tensor):
+            operands.append(arg)
+            return builder.input(TensorType.of(arg))
+        if isinstance(arg, list | tuple):
+            return tuple(operand(item) for item in arg)
+        return HERE if isinstance(arg, torch.device) else arg
+
+    given = iter([operand(arg) for arg in (args[:-1] if seeded else args)])
+    seed = builder.number("seed", torch.int64, 0) if seeded else None
+    arguments = operator(op).arguments
+    full = [seed if "Generator" in argument.type else next(given) for argument in arguments]
+    own_seed = seed if seed is not None and not any(arg is seed for arg in full) else None
+    builder.node(op, full, types, kept=operator(op).is_mutable, seed=own_seed)
+    graph = builder.finish([])
+    environment = dict(zip(graph.inputs, operands, strict=True))
+    (node,) = graph.nodes
+    run_node(node, environment, [int(args[-1])] if seeded else [], _device(args))
+    return _one_or_all([environment[value] for value in node.results])
+
+
+def _device(args: tuple[Any, ...]) -> torch.device:
+    """Where a call takes place: where it says, else where its first tensor is."""
+    flat = [item for arg in args for item in (arg if isinstance(arg, list | tuple) else (arg,))]
+    asked = [item for item in flat if isinstance(item, torch.device)]
+    return asked[0] if asked else next(item.device for item in flat if isinstance(item, torch.Tensor))
+
+
+def _empty(types: tuple[TensorType, ...], device: torch.device) -> list[torch.Tensor]:
+    return [torch.empty_strided(t.sizes, t.strides, dtype=t.dtype, device=device) for t in types]
+
+
+def _one_or_all(made: list[torch.Tensor]) -> Any:
+    return made[0] if len(made) == 1 else tuple(made)

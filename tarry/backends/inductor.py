@@ -1,0 +1,97 @@
+"""Inductor: the whole step as one FX graph, decomposed and compiled by torch's own compiler, on CPU and CUDA."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tarry.backends.base import Backend, Capabilities, Computation, PythonNumber
+from tarry.backends.fx import FxProgram, lower, takes_number
+from tarry.ir.graph import Graph, Node, Number
+
+# Inductor's entry point for graphs that are flat and need no autograd is not public: checked on torch 2.11 and 2.13.
+# All uses of it are in this file.
+
+_lock = threading.Lock()  # Inductor's configuration is patched process-wide while a graph is compiled
+
+
+class InductorBackend(Backend):
+    """Compiles with Inductor. Parameters and other replaced inputs are updated in place.
+
+    `options` are Inductor's (`torch._inductor.config`), as for torch.compile. `cudagraphs=True` captures each compiled
+    step on a CUDA device as one CUDA graph.
+    """
+
+    name = "inductor"
+    capabilities = Capabilities(updates_in_place=True)
+
+    def __init__(
+        self, device: str = "cpu", *, cudagraphs: bool = False, options: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__(device)
+        self.cudagraphs = cudagraphs
+        self.options = dict(options or {})
+
+    def takes_number(self, node: Node, number: Number, varied: bool) -> bool:
+        return takes_number(node, number, varied)
+
+    def compile(self, graph: Graph) -> Computation:
+        program = lower(graph, self.device)
+        with _lock, self._configured():
+            compiled, source = _compile(program, self.cudagraphs)
+        return Computation(_runner(program, compiled), graph, program.in_place, text=source)
+
+    @contextlib.contextmanager
+    def _configured(self) -> Iterator[None]:
+        from torch._inductor import config
+
+        options = {
+            "size_asserts": False,  # the runtime checks the inputs by the structure of the graph
+            "fallback_random": True,
+            **self.options,
+        }
+        with config.patch(options):
+            yield
+
+
+def _compile(program: FxProgram, cudagraphs: bool) -> tuple[Any, Any]:
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.utils import BoxedBool
+    from torch._inductor.virtualized import V
+
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with torch.no_grad(), fake_mode:
+        examples = program.example_inputs()
+    with torch.no_grad():
+        traced = make_fx(program.module, decomposition_table=select_decomp_table())(*examples)
+        with torch._guards.tracing(torch._guards.TracingContext(fake_mode)), V.set_fake_mode(fake_mode):
+            traced = joint_graph_passes(traced)
+            (output,) = [node for node in traced.graph.nodes if node.op == "output"]
+            output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
+            compiled = compile_fx_inner(traced, examples, cudagraphs=BoxedBool(cudagraphs))
+    return compiled, lambda: getattr(compiled, "source_code", "") or ""
+
+
+def _runner(program: FxProgram, compiled: Any) -> Any:
+    in_place = program.in_place
+    count = len(program.graph.outputs)
+    returned = [k for k in range(count) if k not in in_place]
+
+    def run(inputs: list[Any], numbers: list[PythonNumber]) -> list[Any]:
+        results = compiled([*inputs, *program.number_tensors(numbers)])
+        if not in_place:
+            return list(results)
+        outputs: list[Any] = [None] * count
+        for k, result in zip(returned, results, strict=True):
+            outputs[k] = result
+        return outputs
+
+    return run
