@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tarry.backends.base import Backend, Capabilities, Computation, PythonNumber
 from tarry.backends.fx import FxProgram, lower, takes_number
+from tarry.errors import Unsupported
 from tarry.ir.graph import Graph, Node, Number
 
 # Inductor's entry point for graphs that are flat and need no autograd is not public: checked on torch 2.11 and 2.13.
@@ -43,8 +44,12 @@ class InductorBackend(Backend):
 
     def compile(self, graph: Graph) -> Computation:
         program = lower(graph, self.device)
-        with _lock, self._configured():
-            compiled, source = _compile(program, self.cudagraphs)
+        try:
+            with _lock, self._configured():
+                compiled, source = _compile(program, self.cudagraphs)
+        except Exception as error:
+            message = str(error).strip().splitlines() or [""]
+            raise Unsupported(None, f"Inductor gave up: {type(error).__name__}: {message[0]}") from error
         return Computation(_runner(program, compiled), graph, program.in_place, text=source)
 
     @contextlib.contextmanager
@@ -58,6 +63,22 @@ class InductorBackend(Backend):
         }
         with config.patch(options):
             yield
+
+
+def why_not(device: str) -> str:
+    """Why Inductor cannot be used here, in one line; empty if it can."""
+    try:
+        if device.startswith("cuda"):
+            from torch.utils._triton import has_triton
+
+            return "" if has_triton() else "Inductor needs Triton on CUDA devices, which is not installed"
+        from torch._inductor.cpp_builder import get_cpp_compiler
+
+        get_cpp_compiler()
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return f"Inductor does not work here ({first})"
+    return ""
 
 
 def _compile(program: FxProgram, cudagraphs: bool) -> tuple[Any, Any]:

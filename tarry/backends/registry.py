@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
+from typing import Any
 
 from tarry.backends.base import Backend
 from tarry.errors import BackendError
@@ -38,6 +40,8 @@ def find(name: str) -> Callable[..., Backend]:
     """The factory of a name, or an error that lists the names there are."""
     if name in _registered:
         return _registered[name]
+    if name.startswith("dynamo:"):
+        return functools.partial(adapt, name.removeprefix("dynamo:"))
     if name in _BUILT_IN:
         module, _, attribute = _BUILT_IN[name].partition(":")
         factory: Callable[..., Backend] = getattr(import_module(module), attribute)
@@ -49,3 +53,18 @@ def find(name: str) -> Callable[..., Backend]:
     near = difflib.get_close_matches(name, names(), n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise BackendError(f"there is no backend {name!r}.{hint} Known: {', '.join(names())}")
+
+
+def adapt(compiler: Any, **options: Any) -> Backend:
+    """The backend for a torch.compile backend: its name there, or a function `(graph module, example inputs) -> callable`."""
+    from tarry.backends.dynamo import DynamoBackend
+
+    return DynamoBackend(compiler, **options)
+
+
+def default(device: str) -> tuple[str, str]:
+    """The best backend that works here, and why it is not the very best."""
+    from tarry.backends.inductor import why_not
+
+    reason = why_not(device)
+    return ("eager", reason) if reason else ("inductor", "")

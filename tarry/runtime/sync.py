@@ -26,9 +26,12 @@ from tarry.errors import BackendError, FallbackError, TarryError, Unsupported
 from tarry.runtime.cache import ProgramCache
 from tarry.runtime.closures import StepClosures
 from tarry.runtime.dispatch import apart, refuse_apart
+from tarry.runtime.patience import PatientStep
 from tarry.runtime.steps import CompiledStep, InterpretedStep, read_stand_in, unsupported_message
 
 T = TypeVar("T")
+PATIENCE = 1
+"""How often a graph runs on the reference path before it is compiled, where nobody chose the backend."""
 
 
 class Runtime:
@@ -41,20 +44,32 @@ class Runtime:
         self._closures = StepClosures()
         self._backend: Backend | None = None
         self._in_flight = False
+        self._patience = 0
 
     # ---- the backend
 
     @property
     def backend(self) -> Backend:
-        """The current backend; TARRY_BACKEND (default: eager) on first use."""
+        """The current backend; that of TARRY_BACKEND, or the best that works here, on first use."""
         if self._backend is None:
             with self._lock:
                 if self._backend is None:
-                    self.set_backend(os.environ.get("TARRY_BACKEND", "eager"), os.environ.get("TARRY_DEVICE"))
+                    self._choose()
         assert self._backend is not None
         return self._backend
 
-    def set_backend(self, backend: str | Backend, device: str | None = None) -> None:
+    def _choose(self) -> None:
+        name, device = os.environ.get("TARRY_BACKEND"), os.environ.get("TARRY_DEVICE")
+        if name:
+            self.set_backend(name, device)
+            return
+        name, why_not = registry.default(device or "cpu")
+        if why_not:
+            warnings.warn(f"tarry: {why_not}; using backend {name!r}.", stacklevel=2)
+        self.set_backend(name, device)
+        self._patience = PATIENCE
+
+    def set_backend(self, backend: str | Backend | Callable[..., Any], device: str | None = None) -> None:
         """Change the backend. What is pending is computed by the old one first; live tensors move to the new device."""
         chosen = _instance(backend, device)
         with self._lock:
@@ -68,6 +83,7 @@ class Runtime:
             chosen.setup()
             self._backend = chosen
             self._place(chosen)
+            self._patience = 0
 
     def _place(self, backend: Backend) -> None:
         """Put the backend's real devices behind tarry:0, tarry:1, ..."""
@@ -141,10 +157,12 @@ class Runtime:
     def _compile(self, backend: Backend, batch: Any) -> Step:
         start = perf_counter()
         step = backend.prepare(Program(batch))
-        if step is None:
-            step = self._timed_compile(batch, "", lambda: self._make_step(backend, batch))
-        else:
+        if step is not None:
             self._compiled(batch, perf_counter() - start)
+        elif self._patience:
+            step = PatientStep(lambda batch: self._timed_compile(batch, "", lambda: self._make_step(backend, batch)), self._patience)
+        else:
+            step = self._timed_compile(batch, "", lambda: self._make_step(backend, batch))
         self._cache.keep(batch, step, config.max_cached_programs)
         return step
 
@@ -265,7 +283,7 @@ def _describe(batch: Any) -> str:
     return f"a step of {batch.num_operations} operators{where}"
 
 
-def _instance(backend: str | Backend, device: str | None) -> Backend:
+def _instance(backend: str | Backend | Callable[..., Any], device: str | None) -> Backend:
     if isinstance(backend, str):
         factory = registry.find(backend)
         made = factory() if device is None else factory(device=device)
@@ -275,8 +293,12 @@ def _instance(backend: str | Backend, device: str | None) -> Backend:
         made = backend
         if device is not None:
             made.device = device
+    elif callable(backend) and not isinstance(backend, type):
+        made = registry.adapt(backend, **({} if device is None else {"device": device}))
     else:
-        raise BackendError(f"tarry.set_backend takes a name or a tarry.Backend instance, not {backend!r}")
+        raise BackendError(
+            f"tarry.set_backend takes a name, a tarry.Backend instance or a torch.compile backend, not {backend!r}"
+        )
     for real in map(torch.device, made.devices()):
         if real.type not in made.capabilities.device_types:
             kinds = ", ".join(made.capabilities.device_types)

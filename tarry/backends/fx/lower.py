@@ -21,6 +21,21 @@ _STRIDE_SENSITIVE = frozenset({"aten::as_strided", "aten::as_strided_scatter", "
 
 
 @dataclass
+class NumberVector:
+    """An input of the FX graph that holds numbers of one dtype. Seeds stay on the host, where generators are seeded."""
+
+    placeholder: torch.fx.Node
+    dtype: torch.dtype
+    device: torch.device
+    indices: list[int] = field(default_factory=list)
+
+    def fill(self, numbers: Sequence[PythonNumber]) -> torch.Tensor:
+        on_host = self.device.type == "cpu"
+        values = torch.tensor([numbers[i] for i in self.indices], dtype=self.dtype, pin_memory=not on_host)
+        return values if on_host else values.to(self.device, non_blocking=True)
+
+
+@dataclass
 class FxProgram:
     """An FX graph with the signature of its inputs: those of the IR graph, then the vectors of numbers that are used.
 
@@ -30,17 +45,12 @@ class FxProgram:
     module: torch.fx.GraphModule
     graph: Graph
     device: torch.device
-    floats: list[int]
-    ints: list[int]
+    vectors: list[NumberVector]
     in_place: frozenset[int]
 
     def number_tensors(self, numbers: Sequence[PythonNumber]) -> list[torch.Tensor]:
         """The vectors of numbers for one run."""
-        vectors = []
-        for indices, dtype in ((self.floats, torch.float64), (self.ints, torch.int64)):
-            if indices:
-                vectors.append(torch.tensor([numbers[i] for i in indices], dtype=dtype))
-        return vectors
+        return [vector.fill(numbers) for vector in self.vectors]
 
     def example_inputs(self) -> list[torch.Tensor]:
         """Uninitialised tensors of the types of the inputs (made under a fake mode, they cost nothing)."""
@@ -48,9 +58,7 @@ class FxProgram:
             torch.empty_strided(v.type.sizes, v.type.strides, dtype=v.type.dtype, device=self.device)
             for v in self.graph.inputs
         ]
-        for indices, dtype in ((self.floats, torch.float64), (self.ints, torch.int64)):
-            if indices:
-                made.append(torch.empty(len(indices), dtype=dtype))
+        made.extend(torch.empty(len(v.indices), dtype=v.dtype, device=v.device) for v in self.vectors)
         return made
 
 
@@ -61,14 +69,6 @@ def lower(graph: Graph, device: str | torch.device, *, in_place: bool = True) ->
     return context.finish(in_place)
 
 
-@dataclass
-class _Vector:
-    """A graph input that holds the numbers of one dtype."""
-
-    placeholder: torch.fx.Node
-    indices: list[int] = field(default_factory=list)
-
-
 class FxLowering(LoweringContext[torch.fx.Node]):
     """What each value of the IR graph has become in the FX graph."""
 
@@ -76,14 +76,19 @@ class FxLowering(LoweringContext[torch.fx.Node]):
         super().__init__(graph)
         self.fx = torch.fx.Graph()
         self.device = device
+        self._vectors: dict[str, NumberVector] = {}
         self._elements: dict[int, torch.fx.Node] = {}
         self._is_element: set[torch.fx.Node] = set()
 
     def lower(self, nodes: Iterable[Node] | None = None) -> FxLowering:
         for position, value in enumerate(self.graph.inputs):
             self.add_parameter(position, value)
-        self._floats = _Vector(self.fx.placeholder("floats"))
-        self._ints = _Vector(self.fx.placeholder("ints"))
+        for name, dtype, device in (
+            ("floats", torch.float64, self.device),
+            ("ints", torch.int64, self.device),
+            ("seeds", torch.int64, torch.device("cpu")),
+        ):
+            self._vectors[name] = NumberVector(self.fx.placeholder(name), dtype, device)
         super().lower(nodes)
         return self
 
@@ -93,7 +98,8 @@ class FxLowering(LoweringContext[torch.fx.Node]):
     def number(self, number: Number) -> torch.fx.Node:
         """A tensor of no dimensions with the number."""
         if number.index not in self._elements:
-            vector = self._floats if number.dtype == torch.float64 else self._ints
+            kind = "seeds" if number.kind == "seed" else "floats" if number.dtype == torch.float64 else "ints"
+            vector = self._vectors[kind]
             vector.indices.append(number.index)
             element = self._call(aten.select.int, vector.placeholder, 0, len(vector.indices) - 1)
             self._elements[number.index] = element
@@ -164,8 +170,9 @@ class FxLowering(LoweringContext[torch.fx.Node]):
         for position in sorted(updated):
             self._call(aten.copy_.default, self.parameters[self.aliases[position]], self.results[position])
         self.fx.output([result for k, result in enumerate(self.results) if k not in updated])
-        for vector in (self._floats, self._ints):
+        for vector in self._vectors.values():
             if not vector.indices:
                 self.fx.erase_node(vector.placeholder)
+        vectors = [vector for vector in self._vectors.values() if vector.indices]
         module = torch.fx.GraphModule({}, self.fx)
-        return FxProgram(module, self.graph, self.device, self._floats.indices, self._ints.indices, updated)
+        return FxProgram(module, self.graph, self.device, vectors, updated)
