@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+# Tests that name no backend test the recorder and the runtime, on the reference path.
+os.environ.setdefault("TARRY_BACKEND", "eager")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -82,6 +82,7 @@ def why_not(device: str) -> str:
 
 
 def _compile(program: FxProgram, cudagraphs: bool) -> tuple[Any, Any]:
+    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
@@ -97,8 +98,21 @@ def _compile(program: FxProgram, cudagraphs: bool) -> tuple[Any, Any]:
             traced = joint_graph_passes(traced)
             (output,) = [node for node in traced.graph.nodes if node.op == "output"]
             output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
-            compiled = compile_fx_inner(traced, examples, cudagraphs=BoxedBool(cudagraphs))
+            with config.patch(allow_buffer_reuse=config.allow_buffer_reuse and not _scatters_into_cat(traced)):
+                compiled = compile_fx_inner(traced, examples, cudagraphs=BoxedBool(cudagraphs))
     return compiled, lambda: getattr(compiled, "source_code", "") or ""
+
+
+def _scatters_into_cat(traced: torch.fx.GraphModule) -> bool:
+    """Whether a scatter's result is concatenated. Inductor (2.11, 2.13) lets such a scatter write into a part of the
+    concatenation's buffer, and may hand that buffer on to something else while the part is still read: wrong values,
+    unless buffers are not handed on at all."""
+    return any(
+        isinstance(source, torch.fx.Node) and ("scatter" in str(source.target) or "index_put" in str(source.target))
+        for node in traced.graph.nodes
+        if node.target is torch.ops.aten.cat.default
+        for source in node.args[0]
+    )
 
 
 def _runner(program: FxProgram, compiled: Any) -> Any:

@@ -49,6 +49,7 @@ class OpResult:
     name: str
     modes: dict[str, ModeResult] = field(default_factory=dict)
     fallbacks: dict[str, int] = field(default_factory=dict)
+    interpreted: int = 0  # steps that the backend could not compile
 
     @property
     def failures(self) -> list[str]:

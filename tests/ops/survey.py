@@ -38,11 +38,12 @@ def _setup(device: str, backend: str | None, dtype: str, samples: int, modes: tu
 
 
 def _work(name: str) -> dict[str, Any]:
-    from tests.support import fallbacks, reset_device
+    from tests.support import counters, fallbacks, reset_device
 
     device = _state["device"]
     result = _state["checker"].check(_state["ops"][name])
     result.fallbacks = fallbacks(device)
+    result.interpreted = counters(device).get("interpreted", 0)
     try:
         gc.collect()
         reset_device(device)
@@ -72,6 +73,8 @@ def summarise(outcomes: list[Outcome], seconds: float) -> str:
     fell = {r["name"]: r["fallbacks"] for r in reports if r["fallbacks"]}
     kernels = collections.Counter(k for counts in fell.values() for k in counts)
     lines.append(f"fallback  {len(fell)} operators, {len(kernels)} kernels: " + ", ".join(sorted(kernels)))
+    interpreted = [r["name"] for r in reports if r["interpreted"]]
+    lines.append(f"not compiled  {len(interpreted)} operators: " + ", ".join(interpreted))
     crashes = [o for o in outcomes if o.crash]
     lines.append(f"crashes   {len(crashes)}")
     lines += [f"    {o.task}: {o.crash.splitlines()[0] if o.crash else ''}" for o in crashes]

@@ -11,13 +11,13 @@ import torch
 
 from tarry.backends.base import PythonNumber
 from tarry.backends.fx.numbers import FORMS, aten, with_tensors
-from tarry.backends.fx.opaque import is_opaque, opaque, seed_of
+from tarry.backends.fx.opaque import is_opaque, laid_out, opaque, seed_of
 from tarry.backends.lowering import LoweringContext
 from tarry.ir.graph import HERE, Graph, Node, Number, Value
 from tarry.ir.operators import operator, overload
 from tarry.passes.foreach import unroll_foreach
 
-_STRIDE_SENSITIVE = frozenset({"aten::as_strided", "aten::as_strided_scatter", "aten::view.dtype"})
+STRIDE_SENSITIVE = frozenset({"aten::as_strided", "aten::as_strided_scatter", "aten::view.dtype"})
 
 
 @dataclass
@@ -116,10 +116,10 @@ class FxLowering(LoweringContext[torch.fx.Node]):
             return [with_tensors(self._call, node, args, self._is_element.__contains__)]
         listed = [list(arg) if isinstance(arg, tuple) else arg for arg in args]
         described = operator(node.op)
-        if node.op in _STRIDE_SENSITIVE:
-            # These count elements in memory: the compiler must lay the value out as it was recorded.
+        if node.op in STRIDE_SENSITIVE:
+            # These count elements in memory: the value must lie there as it was recorded.
             (base, *_) = node.operands
-            listed[0] = self._call(torch.ops.prims.inductor_force_stride_order.default, listed[0], base.type.strides)
+            listed[0] = self._call(laid_out(), listed[0], list(base.type.strides))
         pairs = list(zip(listed, described.arguments, strict=True))
         made = self._call(
             overload(node.op),
@@ -149,10 +149,13 @@ class FxLowering(LoweringContext[torch.fx.Node]):
         single = len(described.returns) == 1
         remaining = list(node.outputs)
         for index in described.fresh:
-            part = made if single else self._call(python_operator.getitem, made, index)
             count = len(remaining) - (len(described.fresh) - 1) if described.returns[index] != "Tensor" else 1
-            for position in range(count):
-                value = remaining.pop(0)
+            values, remaining = remaining[:count], remaining[count:]
+            if all(value is None for value in values):  # picking nothing would leave a node without a value
+                outputs.extend(values)
+                continue
+            part = made if single else self._call(python_operator.getitem, made, index)
+            for position, value in enumerate(values):
                 if value is None:
                     outputs.append(None)
                 elif described.returns[index] == "Tensor":
@@ -169,7 +172,7 @@ class FxLowering(LoweringContext[torch.fx.Node]):
         updated = frozenset(self.aliases) if in_place else frozenset()
         for position in sorted(updated):
             self._call(aten.copy_.default, self.parameters[self.aliases[position]], self.results[position])
-        self.fx.output([result for k, result in enumerate(self.results) if k not in updated])
+        self.fx.output(tuple(result for k, result in enumerate(self.results) if k not in updated))
         for vector in self._vectors.values():
             if not vector.indices:
                 self.fx.erase_node(vector.placeholder)

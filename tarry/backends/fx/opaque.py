@@ -49,6 +49,24 @@ def _library() -> torch.library.Library:
     return torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
+@functools.cache
+def laid_out() -> Any:
+    """`laid_out(x, strides)`: a copy in a buffer of its own, with these strides.
+
+    `as_strided` counts elements from the start of a buffer. Compilers drop copies that they take for needless, so that it
+    would count from the start of a larger one; a copy that they cannot look into stays.
+    """
+    library = _library()
+    library.define("laid_out(Tensor x, int[] strides) -> Tensor", tags=(torch.Tag.flexible_layout,))
+
+    def copy(x: torch.Tensor, strides: list[int]) -> torch.Tensor:
+        return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+
+    library.impl("laid_out", copy, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::laid_out", copy, lib=library)
+    return getattr(torch.ops, NAMESPACE).laid_out.default
+
+
 def is_opaque(node: Node) -> bool:
     """Whether a node has to be called through `opaque`."""
     return node.kept or node.seed is not None or any(isinstance(arg, Number) and arg.kind == "seed" for arg in node.args)
@@ -65,11 +83,12 @@ def opaque(node: Node) -> tuple[Any, list[int]]:
     """The pure operator for a node, and which arguments of the node it takes; the seed follows, if the node has one."""
     arguments = operator(node.op).arguments
     taken = [k for k, argument in enumerate(arguments) if "Generator" not in argument.type]
-    return _define(node.op, tuple(value.type for value in node.results), seed_of(node) is not None), taken
+    types = tuple(None if value is None else value.type for value in node.outputs)
+    return _define(node.op, types, seed_of(node) is not None), taken
 
 
 @functools.cache
-def _define(op: str, types: tuple[TensorType, ...], seeded: bool) -> Any:
+def _define(op: str, types: tuple[TensorType | None, ...], seeded: bool) -> Any:
     """One operator for each set of result types: what comes out is known from the recording, so nothing infers it."""
     taken = [argument for argument in operator(op).arguments if "Generator" not in argument.type]
     digest = hashlib.sha256(repr((op, types, seeded)).encode()).hexdigest()[:16]  # the same in every process
@@ -77,17 +96,18 @@ def _define(op: str, types: tuple[TensorType, ...], seeded: bool) -> Any:
     arguments = [f"{_TYPES.get(argument.type, argument.type)} a{k}" for k, argument in enumerate(taken)]
     if seeded:
         arguments.append("Tensor seed")
-    returns = "Tensor" if len(types) == 1 else "(" + ", ".join(["Tensor"] * len(types)) + ")"
+    made = tuple(type_ for type_ in types if type_ is not None)
+    returns = "Tensor" if len(made) == 1 else "(" + ", ".join(["Tensor"] * len(made)) + ")"
     library = _library()
     library.define(f"{name}({', '.join(arguments)}) -> {returns}", tags=(torch.Tag.needs_exact_strides,))
     library.impl(name, lambda *args: _call(op, args, types, seeded), "CompositeExplicitAutograd")
     torch.library.register_fake(
-        f"{NAMESPACE}::{name}", lambda *args: _one_or_all(_empty(types, _device(args))), lib=library
+        f"{NAMESPACE}::{name}", lambda *args: _one_or_all(_empty(made, _device(args))), lib=library
     )
     return getattr(getattr(torch.ops, NAMESPACE), name).default
 
 
-def _call(op: str, args: tuple[Any, ...], types: tuple[TensorType, ...], seeded: bool) -> Any:
+def _call(op: str, args: tuple[Any, ...], types: tuple[TensorType | None, ...], seeded: bool) -> Any:
     """Run the call as a node of its own."""
     builder = GraphBuilder()
     operands: list[torch.Tensor] = []
