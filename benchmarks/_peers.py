@@ -66,10 +66,10 @@ class LazyTensorCore(Peer):
 class Tarry(Peer):
     """tarry, on a given real device and backend."""
 
-    name = "tarry"
     device = "tarry"
 
-    def __init__(self, backend: str, device: str) -> None:
+    def __init__(self, backend: str, device: str, name: str = "tarry") -> None:
+        self.name = name
         self._backend = backend
         self._real_device = device
 

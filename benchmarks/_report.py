@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 Samples = Mapping[str, Mapping[str, Sequence[float]]]  # case -> peer -> one time per round
-REFERENCES = ("eager", "LTC", "compile")  # what tarry is divided by
+REFERENCES = ("eager", "LTC", "compile")  # what tarry is divided by; every other peer is a way of running tarry
 
 
 def medians(samples: Samples) -> dict[str, dict[str, float]]:
@@ -23,11 +23,17 @@ def medians(samples: Samples) -> dict[str, dict[str, float]]:
     }
 
 
-def ratio(row: Mapping[str, float], reference: str) -> float | None:
-    """tarry's time over the reference's: below 1, tarry is faster."""
-    if "tarry" not in row or not row.get(reference):
+def ratio(row: Mapping[str, float], subject: str, reference: str) -> float | None:
+    """The subject's time over the reference's: below 1, the subject is faster."""
+    if subject not in row or not row.get(reference):
         return None
-    return row["tarry"] / row[reference]
+    return row[subject] / row[reference]
+
+
+def ratios(row: Mapping[str, float]) -> dict[str, dict[str, float | None]]:
+    """For each way of running tarry, its ratio to every reference that was measured."""
+    subjects = [peer for peer in row if peer not in REFERENCES]
+    return {one: {other: ratio(row, one, other) for other in REFERENCES if other in row} for one in subjects}
 
 
 def show(title: str, samples: Samples, peers: Sequence[str], unit: str, notes: Sequence[str] = ()) -> None:
@@ -36,15 +42,17 @@ def show(title: str, samples: Samples, peers: Sequence[str], unit: str, notes: S
     table.add_column("case", no_wrap=True)
     for peer in peers:
         table.add_column(f"{peer}, {unit}", justify="right", no_wrap=True)
-    references = [name for name in REFERENCES if name in peers and "tarry" in peers]
-    for reference in references:
-        table.add_column(f"tarry/\n{reference}", justify="right", no_wrap=True)
+    references = [name for name in REFERENCES if name in peers]
+    subjects = [name for name in peers if name not in REFERENCES]
+    pairs = [(subject, reference) for subject in subjects for reference in references]
+    for subject, reference in pairs:
+        table.add_column(f"{subject}/\n{reference}", justify="right", no_wrap=True)
     for case, row in medians(samples).items():
         cells = [_cell(samples[case].get(peer, ())) for peer in peers]
-        ratios = [ratio(row, reference) for reference in references]
-        table.add_row(case, *cells, *("-" if value is None else f"{value:.2f}" for value in ratios))
+        found = [ratio(row, subject, reference) for subject, reference in pairs]
+        table.add_row(case, *cells, *("-" if value is None else f"{value:.2f}" for value in found))
     console = Console()
-    console.print(table)
+    console.print(table, soft_wrap=True)
     for note in notes:
         console.print(note, highlight=False)
 
@@ -68,10 +76,7 @@ def write_json(path: Path, benchmark: str, unit: str, samples: Samples, settings
         "machine": platform.machine(),
         "settings": dict(settings),
         "medians": medians(samples),
-        "ratios": {
-            case: {reference: ratio(row, reference) for reference in REFERENCES if reference in row}
-            for case, row in medians(samples).items()
-        },
+        "ratios": {case: ratios(row) for case, row in medians(samples).items()},
         "samples": {case: {peer: list(times) for peer, times in row.items()} for case, row in samples.items()},
     }
     path.write_text(json.dumps(result, indent=1) + "\n")

@@ -1,6 +1,6 @@
 """Time of a whole training step, loss read each step, against eager PyTorch, the Lazy Tensor Core and torch.compile.
 
-    python -m benchmarks training [--compile] [--json FILE]
+    python -m benchmarks training [--compile] [--backends eager torchscript inductor] [--json FILE]
 
 Every peer trains the same model from the same weights on the same batch; a peer whose final loss strays from eager's
 is reported, since a fast wrong step is worth nothing. Each has a process of its own, because eager CUDA training fails
@@ -142,9 +142,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=10, help="steps in a round")
     parser.add_argument("--warm-up", type=int, default=5, help="steps before the first round")
     parser.add_argument("--device", default="cpu", help="the real device")
-    parser.add_argument("--backend", default="eager", help="tarry's backend")
+    parser.add_argument("--backends", nargs="+", default=["eager", "torchscript", "inductor"], help="tarry's backends")
     parser.add_argument("--compile", action="store_true", help="torch.compile too (compiles for a minute or more)")
-    parser.add_argument("--without", nargs="*", default=[], metavar="PEER", help="leave out: eager, LTC, tarry")
+    parser.add_argument("--without", nargs="*", default=[], metavar="PEER", help="leave out: eager, LTC")
     parser.add_argument("--only", default="", metavar="WORD", help="programs with this word in their name")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there")
     options = parser.parse_args(argv)
@@ -152,9 +152,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not programs:
         print(f"no program has {options.only!r} in its name: {[p.name for p in PROGRAMS]}", file=sys.stderr)
         return 2
-    everyone: list[Peer] = [Eager(options.device), LazyTensorCore(), Tarry(options.backend, options.device)]
+    everyone: list[Peer] = [Eager(options.device), LazyTensorCore()]
     if options.compile:
         everyone.append(Compiled(options.device))
+    everyone += [Tarry(backend, options.device, name=f"tarry {backend}") for backend in options.backends]
     peers = [peer for peer in everyone if peer.name not in options.without]
     samples: dict[str, dict[str, list[float]]] = {}
     notes: list[str] = []
@@ -162,8 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         samples[program.name], said = measure(program, peers, options.warm_up, options.rounds, options.steps)
         notes += said
     show(
-        f"training step, torch {torch.__version__}, one thread, real device {options.device}, "
-        f"backend {options.backend}",
+        f"training step, torch {torch.__version__}, one thread, real device {options.device}",
         samples,
         [peer.name for peer in peers],
         "ms",

@@ -24,8 +24,15 @@ if TYPE_CHECKING:
 _runtime = Runtime(C)
 
 
-def set_backend(backend: str | Backend, device: str | None = None) -> None:
-    """Choose what compiles and runs the steps: a name or a `tarry.Backend` instance; and on which real device."""
+def set_backend(
+    backend: str | Backend | Callable[..., Any] | None, device: str | None = None
+) -> None:
+    """Choose what compiles and runs the steps, and on which real device ("cpu", "cuda:0").
+
+    `backend` is a name ("inductor", "torchscript", "eager", "xla", "dynamo:openvino"), a `tarry.Backend` instance, a function
+    that torch.compile would take as its backend, or None for the best that works here. One that is chosen compiles every
+    graph at once; the default one compiles graphs that come round again, and runs the others on the reference path.
+    """
     _runtime.set_backend(backend, device)
 
 

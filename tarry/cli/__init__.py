@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.add_argument("--steps", type=_positive, default=60, metavar="N", help="training steps in each mode")
     demo.add_argument("--device", default="cpu", help="the real device that does the work: cpu, cuda, cuda:1")
-    demo.add_argument("--backend", default="eager", metavar="NAME", help="tarry's backend")
+    demo.add_argument("--backend", metavar="NAME", help="tarry's backend (default: the best that works here)")
     demo.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the weights and the batches")
     demo.add_argument("--quiet", action="store_true", help="one line of result instead of progress and a table")
 

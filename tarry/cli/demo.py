@@ -63,7 +63,7 @@ def train(model: GPT, batches: Batches, device: str, steps: int, report: Callabl
     return run
 
 
-def demo(*, steps: int, device: str, backend: str, seed: int, quiet: bool) -> int:
+def demo(*, steps: int, device: str, backend: str | None, seed: int, quiet: bool) -> int:
     """Train in both modes and print the comparison; 0 if the losses agree."""
     problem = _problem(device, backend)
     if problem:
@@ -78,7 +78,7 @@ def demo(*, steps: int, device: str, backend: str, seed: int, quiet: bool) -> in
     console = Console(quiet=quiet)
     console.print(
         f"A GPT of {sum(p.numel() for p in model.parameters()):,} parameters, {steps} steps of AdamW on a made-up text "
-        f"of {len(corpus):,} letters; torch {torch.__version__}, real device {device}, backend {backend}."
+        f"of {len(corpus):,} letters; torch {torch.__version__}, real device {device}, backend {backend or 'the best that works here'}."
     )
     progress = Progress(
         TextColumn("{task.description:>14}"),
@@ -121,11 +121,11 @@ def demo(*, steps: int, device: str, backend: str, seed: int, quiet: bool) -> in
         )
     else:
         console.print(comparison(eager, lazy, difference, agree))
-        console.print(work(counters, steps))
+        console.print(work(counters, steps, tarry.get_backend().name))
     return 0 if agree else 1
 
 
-def _start(backend: str, device: str) -> None:
+def _start(backend: str | None, device: str) -> None:
     """`import tarry`, at the right moment.
 
     Eager CUDA training fails in a process where any PrivateUse1 device is registered (PyTorch issue 161129), so there
@@ -137,13 +137,14 @@ def _start(backend: str, device: str) -> None:
     tarry.set_backend(backend, device)
 
 
-def _problem(device: str, backend: str) -> str:
+def _problem(device: str, backend: str | None) -> str:
     """Why the demo cannot run; empty if it can. Found out without `import tarry`: see _start."""
     from tarry.backends import registry
     from tarry.errors import BackendError
 
     try:
-        registry.find(backend)
+        if backend is not None:
+            registry.find(backend)
     except BackendError as error:
         return str(error)
     if not device.startswith("cuda"):
@@ -169,11 +170,13 @@ def comparison(eager: Run, lazy: Run, difference: float, agree: bool) -> Table:
     )
     ratio = lazy.step_ms / eager.step_ms
     table.add_row("time per step, ms", f"{eager.step_ms:.2f}", f"{lazy.step_ms:.2f}", f"{ratio:.2f} times eager's")
-    table.add_row("first step, ms", f"{eager.first_ms:.1f}", f"{lazy.first_ms:.1f}", "with compilation")
+    table.add_row("first step, ms", f"{eager.first_ms:.1f}", f"{lazy.first_ms:.1f}", "")
+    slowest = max(lazy.seconds)
+    table.add_row("longest step, ms", f"{max(eager.seconds) * 1e3:.1f}", f"{slowest * 1e3:.1f}", "with compilation")
     return table
 
 
-def work(counters: Mapping[str, int], steps: int) -> Table:
+def work(counters: Mapping[str, int], steps: int, backend: str) -> Table:
     """What tarry did, from its counters."""
     fallbacks = {name.removeprefix("fallback/"): n for name, n in counters.items() if name.startswith("fallback/")}
     names = ", ".join(sorted(fallbacks)) or "every operator was recorded"
@@ -184,8 +187,8 @@ def work(counters: Mapping[str, int], steps: int) -> Table:
         ("nodes recorded", counters.get("record", 0), "operators noted instead of run"),
         ("nodes re-used", counters.get("node_reuse", 0), "found as the step before left them"),
         ("syncs", counters.get("sync", 0), "graphs cut and run"),
-        ("compiles", counters.get("compile", 0), "graphs not seen before"),
-        ("cache hits", counters.get("cache_hit", 0), "graphs run again"),
+        ("compiles", counters.get("compile", 0), f"programs made by {backend}"),
+        ("cache hits", counters.get("cache_hit", 0), "graphs seen before"),
         ("fallbacks", sum(fallbacks.values()), names),
     ):
         table.add_row(name, f"{count:,}", f"{count / steps:,.1f}", meaning)

@@ -60,17 +60,20 @@ class Runtime:
 
     def _choose(self) -> None:
         name, device = os.environ.get("TARRY_BACKEND"), os.environ.get("TARRY_DEVICE")
-        if name:
-            self.set_backend(name, device)
-            return
+        self.set_backend(name or None, device)
+
+    def _set_default(self, device: str | None) -> None:
         name, why_not = registry.default(device or "cpu")
         if why_not:
             warnings.warn(f"tarry: {why_not}; using backend {name!r}.", stacklevel=2)
         self.set_backend(name, device)
         self._patience = PATIENCE
 
-    def set_backend(self, backend: str | Backend | Callable[..., Any], device: str | None = None) -> None:
+    def set_backend(self, backend: str | Backend | Callable[..., Any] | None, device: str | None = None) -> None:
         """Change the backend. What is pending is computed by the old one first; live tensors move to the new device."""
+        if backend is None:
+            self._set_default(device)
+            return
         chosen = _instance(backend, device)
         with self._lock:
             if self._backend is not None:
