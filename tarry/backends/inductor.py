@@ -26,7 +26,8 @@ class InductorBackend(Backend):
     """Compiles with Inductor. Parameters and other replaced inputs are updated in place.
 
     `options` are Inductor's (`torch._inductor.config`), as for torch.compile. `cudagraphs=True` captures each compiled
-    step on a CUDA device as one CUDA graph.
+    step on a CUDA device as one CUDA graph, if nothing in it has to run on the host. Dropout then draws other numbers
+    than the reference path does for the same seed; without it they are the same.
     """
 
     name = "inductor"
@@ -43,14 +44,14 @@ class InductorBackend(Backend):
         return takes_number(node, number, varied)
 
     def compile(self, graph: Graph) -> Computation:
-        program = lower(graph, self.device)
+        program = lower(graph, self.device, inductor_random=self.cudagraphs)
         try:
             with _lock, self._configured():
                 compiled, source = _compile(program, self.cudagraphs)
         except Exception as error:
             message = str(error).strip().splitlines() or [""]
             raise Unsupported(None, f"Inductor gave up: {type(error).__name__}: {message[0]}") from error
-        return Computation(_runner(program, compiled), graph, program.in_place, text=source)
+        return Computation(_runner(program, compiled, self.cudagraphs), graph, program.in_place, text=source)
 
     @contextlib.contextmanager
     def _configured(self) -> Iterator[None]:
@@ -99,7 +100,12 @@ def _compile(program: FxProgram, cudagraphs: bool) -> tuple[Any, Any]:
             (output,) = [node for node in traced.graph.nodes if node.op == "output"]
             output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
             with config.patch(allow_buffer_reuse=config.allow_buffer_reuse and not _scatters_into_cat(traced)):
-                compiled = compile_fx_inner(traced, examples, cudagraphs=BoxedBool(cudagraphs))
+                compiled = compile_fx_inner(
+                    traced,
+                    examples,
+                    cudagraphs=BoxedBool(cudagraphs),
+                    static_input_idxs=[i for k, i in enumerate(program.graph.replaces) if k in program.in_place],
+                )
     return compiled, lambda: getattr(compiled, "source_code", "") or ""
 
 
@@ -115,13 +121,17 @@ def _scatters_into_cat(traced: torch.fx.GraphModule) -> bool:
     )
 
 
-def _runner(program: FxProgram, compiled: Any) -> Any:
+def _runner(program: FxProgram, compiled: Any, cudagraphs: bool) -> Any:
     in_place = program.in_place
     count = len(program.graph.outputs)
     returned = [k for k in range(count) if k not in in_place]
 
     def run(inputs: list[Any], numbers: list[PythonNumber]) -> list[Any]:
+        if cudagraphs:
+            torch.compiler.cudagraph_mark_step_begin()
         results = compiled([*inputs, *program.number_tensors(numbers)])
+        if cudagraphs:
+            results = [result.clone() for result in results]  # the next replay writes to the same memory
         if not in_place:
             return list(results)
         outputs: list[Any] = [None] * count

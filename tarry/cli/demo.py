@@ -176,7 +176,7 @@ def comparison(eager: Run, lazy: Run, difference: float, agree: bool) -> Table:
     return table
 
 
-def work(counters: Mapping[str, int], steps: int, backend: str) -> Table:
+def work(counters: Mapping[str, float], steps: int, backend: str) -> Table:
     """What tarry did, from its counters."""
     fallbacks = {name.removeprefix("fallback/"): n for name, n in counters.items() if name.startswith("fallback/")}
     names = ", ".join(sorted(fallbacks)) or "every operator was recorded"

@@ -62,9 +62,13 @@ class FxProgram:
         return made
 
 
-def lower(graph: Graph, device: str | torch.device, *, in_place: bool = True) -> FxProgram:
-    """The FX graph of a graph. With `in_place`, outputs that replace an input are copied into it at the end."""
-    context = FxLowering(unroll_foreach(graph), torch.device(device))
+def lower(
+    graph: Graph, device: str | torch.device, *, in_place: bool = True, inductor_random: bool = False
+) -> FxProgram:
+    """The FX graph of a graph. With `in_place`, outputs that replace an input are copied into it at the end. With
+    `inductor_random`, dropout draws by Inductor's own generator on the device: other bits than eager's for the same seed,
+    but nothing that a CUDA graph could not hold."""
+    context = FxLowering(unroll_foreach(graph), torch.device(device), inductor_random)
     context.lower()
     return context.finish(in_place)
 
@@ -72,8 +76,9 @@ def lower(graph: Graph, device: str | torch.device, *, in_place: bool = True) ->
 class FxLowering(LoweringContext[torch.fx.Node]):
     """What each value of the IR graph has become in the FX graph."""
 
-    def __init__(self, graph: Graph, device: torch.device) -> None:
+    def __init__(self, graph: Graph, device: torch.device, inductor_random: bool = False) -> None:
         super().__init__(graph)
+        self._inductor_random = inductor_random
         self.fx = torch.fx.Graph()
         self.device = device
         self._vectors: dict[str, NumberVector] = {}
@@ -98,7 +103,8 @@ class FxLowering(LoweringContext[torch.fx.Node]):
     def number(self, number: Number) -> torch.fx.Node:
         """A tensor of no dimensions with the number."""
         if number.index not in self._elements:
-            kind = "seeds" if number.kind == "seed" else "floats" if number.dtype == torch.float64 else "ints"
+            on_host = number.kind == "seed" and not self._inductor_random
+            kind = "seeds" if on_host else "floats" if number.dtype == torch.float64 else "ints"
             vector = self._vectors[kind]
             vector.indices.append(number.index)
             element = self._call(aten.select.int, vector.placeholder, 0, len(vector.indices) - 1)
@@ -110,6 +116,8 @@ class FxLowering(LoweringContext[torch.fx.Node]):
         return self.device if constant is HERE else constant
 
     def emit(self, node: Node, args: tuple[Any, ...]) -> Sequence[torch.fx.Node | None]:
+        if self._inductor_random and node.op == "aten::native_dropout" and node.seed is not None:
+            return self._dropout(node, args)
         if is_opaque(node):
             return self._opaque(node, args)
         if node.op in FORMS and any(isinstance(arg, Number) for arg in node.args):
@@ -129,6 +137,16 @@ class FxLowering(LoweringContext[torch.fx.Node]):
         if len(described.returns) == 1 and described.returns[0] == "Tensor":
             return [made]
         return self._unpack(made, node)
+
+    def _dropout(self, node: Node, args: tuple[Any, ...]) -> Sequence[torch.fx.Node]:
+        value, p, _train = args
+        (operand,) = node.operands
+        assert node.seed is not None
+        draw = torch.ops.prims.inductor_random.default
+        uniform = self._call(draw, list(operand.type.sizes), self.number(node.seed), "rand")
+        mask = self._call(aten.gt.Scalar, uniform, p)
+        kept = self._call(aten.mul.Tensor, value, mask)
+        return [self._call(aten.mul.Tensor, kept, 0.0 if p == 1 else 1.0 / (1.0 - p)), mask]
 
     def _opaque(self, node: Node, args: tuple[Any, ...]) -> Sequence[torch.fx.Node | None]:
         target, taken = opaque(node)

@@ -114,6 +114,8 @@ _CONSTANT_AT_FIRST = frozenset({"aten::pow.Tensor_Scalar", "aten::pow.Scalar", "
 # An exponent that the compiler knows is worth a program of its own: x**2 is a multiplication, x**e a call. Bounds and
 # what is masked with hardly ever change.
 _ARGUMENTS = {"aten::full_like": 2}  # how many arguments matter, where not all do
+_ROUNDED = ("aten::add.", "aten::sub.", "aten::rsub.", "aten::pow.")
+# Eager rounds the number to float16 or bfloat16 first in these, and computes with all of it in the others.
 _WITH_MASK = frozenset({"aten::masked_fill.Scalar"})
 
 
@@ -144,7 +146,10 @@ def with_tensors(emit: Emit, node: Node, args: Sequence[Any], is_number: Callabl
     for position, (arg, recorded) in enumerate(zip(used, node.args, strict=False)):
         mask = node.op in _WITH_MASK and position == 1
         dtype = recorded.type.dtype if isinstance(recorded, Value) else None
-        if (isinstance(arg, torch.fx.Node) and is_number(arg)) or (dtype is not None and dtype != computed and not mask):
+        number = isinstance(arg, torch.fx.Node) and is_number(arg)
+        if number and computed != target and node.op.startswith(_ROUNDED):
+            arg = emit(aten._to_copy.default, arg, dtype=target)
+        if number or (dtype is not None and dtype != computed and not mask):
             arg = emit(aten._to_copy.default, arg, dtype=computed)
         cast.append(arg)
     made = FORMS[node.op](emit, *cast)

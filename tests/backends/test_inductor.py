@@ -1,0 +1,161 @@
+"""The Inductor backend: whole steps, updated in place, right where Inductor is known to go wrong. Compiles for minutes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import tarry
+from tarry.backends.inductor import InductorBackend, why_not
+from tarry.cli.demo_model import GPT, GPTConfig
+from tarry.events import expect, record
+from tarry.native import C
+from tests.models.supervised import graph_network
+
+USES_DEVICE = True
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(why_not("cpu")), reason="Inductor does not work here"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _backend() -> Iterator[None]:
+    tarry.set_backend("inductor")
+    yield
+    tarry.set_backend("eager")
+
+
+class Classifier(nn.Module):
+    """A little of everything that trains: convolution, batch norm, dropout, linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.out = nn.Linear(4 * 36, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(F.dropout(F.relu(self.norm(self.conv(x))).flatten(1), 0.2, self.training))
+        return out
+
+
+def _train(build: Callable[[], nn.Module], batch: tuple[Tensor, Tensor], device: str, steps: int) -> list[Tensor]:
+    torch.manual_seed(0)
+    model = build().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    x, y = batch[0].to(device), batch[1].to(device)
+    losses = []
+    for _ in range(steps):
+        loss = F.cross_entropy(model(x).flatten(0, -2), y.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.detach())
+    return [loss.cpu() for loss in losses] + [p.detach().cpu() for p in model.state_dict().values()]
+
+
+def test_a_convnet_trains_as_on_the_reference_path_in_two_compiles() -> None:
+    batch = torch.randn(5, 2, 8, 8), torch.randint(3, (5,))
+    with expect(compiles=2, fallbacks=0, errors=0):
+        actual = _train(Classifier, batch, "tarry", 100)
+    tarry.set_backend("eager")
+    expected = _train(Classifier, batch, "tarry", 100)
+    for a, e in zip(actual[:20], expected[:20], strict=True):  # later ones drift apart by rounding alone
+        torch.testing.assert_close(a, e, rtol=1e-3, atol=1e-3)
+    assert all(torch.isfinite(a).all() for a in actual)
+
+
+def test_a_gpt_trains_as_in_eager() -> None:
+    config = GPTConfig(vocabulary=11, layers=1, width=16, heads=2, context=8)
+    batch = torch.randint(11, (2, 8)), torch.randint(11, (2, 8))
+    with expect(compiles=2, fallbacks=0, errors=0):
+        actual = _train(lambda: GPT(config), batch, "tarry", 4)
+    for a, e in zip(actual, _train(lambda: GPT(config), batch, "cpu", 4), strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-3, atol=1e-4)
+
+
+def test_parameters_are_updated_in_their_buffers() -> None:
+    net = nn.Linear(4, 4).to("tarry")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    addresses = set()
+    for _ in range(4):
+        optimizer.zero_grad()
+        net(torch.ones(2, 4, device="tarry")).sum().backward()
+        optimizer.step()
+        addresses.add(C.materialise(net.weight.detach()).data_ptr())
+    assert len(addresses) == 1
+
+
+def test_a_snapshot_does_not_change_with_the_parameter() -> None:
+    x = torch.ones(4, device="tarry")
+    tarry.mark_step()
+    snapshot = C.materialise(x)
+    x.mul_(3.5)
+    tarry.mark_step()
+    assert snapshot.tolist() == [1.0] * 4
+    assert x.tolist() == [3.5] * 4
+
+
+def test_an_index_out_of_range_names_the_line_and_leaves_the_model_as_it_was() -> None:
+    net = nn.Sequential(nn.Embedding(4, 3), nn.Flatten(), nn.BatchNorm1d(6), nn.Linear(6, 1)).to("tarry")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step(ids: list[list[int]]) -> None:
+        loss = net(torch.tensor(ids, device="tarry")).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    step([[0, 1], [2, 3]])
+    before = {name: value.cpu() for name, value in net.state_dict().items()}
+    with pytest.raises(IndexError, match=r"aten::embedding, recorded at .*test_inductor\.py:\d+"):
+        step([[0, 9], [1, 2]])
+    optimizer.zero_grad()
+    for name, value in net.state_dict().items():
+        assert torch.equal(value.cpu(), before[name]), name
+
+
+def test_a_scatter_that_is_concatenated_keeps_its_buffer() -> None:
+    """Inductor alone gives wrong gradients here; see `_scatters_into_cat`."""
+    gradients = []
+    for device in ("cpu", "tarry"):
+        torch.manual_seed(0)
+        program = graph_network()
+        model = program.model.to(device)
+        batch = [t.to(device) for t in program.batch(0)]
+        F.cross_entropy(model(*batch[:-1]), batch[-1]).backward()
+        gradients.append([p.grad.cpu() for p in model.parameters()])
+    for a, e in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, e)
+
+
+def test_what_inductor_cannot_compile_runs_on_the_reference_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    def give_up(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("no such template")
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_inner", give_up)
+    x = torch.ones(3, device="tarry")
+    with record() as seen, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert (x.cosh() + 1).shape == (3,)
+        for _ in range(2):
+            (x.cosh() + 1).cpu()
+    assert [str(w.message) for w in said if "no such template" in str(w.message)]
+    assert [event for event in seen if event.kind == "interpreted"]
+
+
+def test_options_reach_inductor_and_the_text_is_its_code() -> None:
+    tarry.set_backend(InductorBackend(options={"cpp.simdlen": 1}))
+    x = torch.randn(4, 16).to("tarry")
+    text = tarry.explain((x.sin() * 0.5).sum(0), stage="compiled")
+    assert "def call(self, args)" in text
+    assert "cpp_fused" in text
+    assert "Vectorized" not in text
