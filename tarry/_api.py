@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,9 +30,10 @@ def set_backend(
 ) -> None:
     """Choose what compiles and runs the steps, and on which real device ("cpu", "cuda:0").
 
-    `backend` is a name ("inductor", "torchscript", "eager", "xla", "dynamo:openvino"), a `tarry.Backend` instance, a function
-    that torch.compile would take as its backend, or None for the best that works here. One that is chosen compiles every
-    graph at once; the default one compiles graphs that come round again, and runs the others on the reference path.
+    `backend` is a name ("inductor", "torchscript", "eager", "xla", "dynamo:openvino"), a `tarry.Backend` instance, a
+    function that torch.compile would take as its backend, or None for the best that works here. One that is chosen
+    compiles every graph at once; the default one compiles graphs that come round again, and runs the others on the
+    reference path.
     """
     _runtime.set_backend(backend, device)
 
@@ -108,6 +110,18 @@ def _synchronize() -> None:
     _runtime.wait()
 
 
+def _counters() -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for index in range(C.device_count()):
+        total.update(C.counters(index))
+    return dict(total)
+
+
+def _reset_counters() -> None:
+    for index in range(C.device_count()):
+        C.reset_counters(index)
+
+
 def _at_exit() -> None:
     """Let the autograd engine's thread drop what it still holds of the last backward pass.
 
@@ -127,7 +141,8 @@ def _install() -> None:
         if entry.kind in (Kind.RECORD, Kind.KERNEL):
             C.register_operator(entry.name, entry.flags, entry.kind is Kind.KERNEL)
     device.install(C, cut=_after_optimizer, synchronize=_synchronize)
-    metrics.attach(lambda: C.counters(0), lambda: C.reset_counters(0))
+    device.module.attach(_runtime.seed, _runtime.memory_info)
+    metrics.attach(_counters, _reset_counters, _runtime.backend_metrics)
     config.subscribe(_on_config)
     atexit.register(_at_exit)
 

@@ -19,7 +19,7 @@ class BackendError(TarryError):
     """
 
 
-class Unsupported(BackendError):
+class Unsupported(BackendError):  # noqa: N818 - raised to decline, not to report an error
     """A backend cannot compile something of the graph. Not a fault: the step runs on the reference path instead.
 
     Raised by a backend's `compile`, with the node (None: the graph as a whole) and the reason.

@@ -14,6 +14,7 @@ _seconds: Counter[str] = Counter()
 _places: Counter[tuple[str, str]] = Counter()  # (operator, file:line) of each fallback
 _native: Callable[[], dict[str, int]] = dict
 _reset_native: Callable[[], None] = lambda: None  # noqa: E731 - replaced when the native part is loaded
+_backend: Callable[[], dict[str, float]] = dict
 
 
 def _count(event: events.Event) -> None:
@@ -31,16 +32,20 @@ def _count(event: events.Event) -> None:
 events.subscribe_forever(_count)
 
 
-def attach(native: Callable[[], dict[str, int]], reset: Callable[[], None]) -> None:
-    """Give the source of the counters that the native part keeps."""
-    global _native, _reset_native
-    _native, _reset_native = native, reset
+def attach(
+    native: Callable[[], dict[str, int]], reset: Callable[[], None], backend: Callable[[], dict[str, float]]
+) -> None:
+    """Give the source of the counters that the native part keeps, and of those that the backend keeps."""
+    global _native, _reset_native, _backend
+    _native, _reset_native, _backend = native, reset, backend
 
 
-def counters() -> dict[str, int]:
-    """How often each thing happened: `record`, `node_reuse`, `sync`, `compile`, `fallback/aten::nonzero`, ..."""
+def counters() -> dict[str, float]:
+    """How often each thing happened: `record`, `node_reuse`, `sync`, `compile`, `fallback/aten::nonzero`, ...; and what
+    the backend counts, under its name (`xla/...`), which `reset` leaves alone."""
+    own = _backend()
     with _lock:
-        return {**_native(), **_counts}
+        return {**_native(), **_counts, **own}
 
 
 def seconds() -> dict[str, float]:
@@ -64,7 +69,7 @@ def report() -> str:
     lines = ["tarry metrics"]
     for name in sorted(counts):
         spent = f"  {times[name]:.3f} s" if name in times else ""
-        lines.append(f"  {name:<40} {counts[name]:>10}{spent}")
+        lines.append(f"  {name:<40} {counts[name]:>10.10g}{spent}")
     with _lock:
         places = _places.most_common()
     if places:

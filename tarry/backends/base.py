@@ -2,8 +2,8 @@
 
 The least that a backend must write is `compile(graph)`, which returns a function from tensors and numbers to tensors.
 Everything else has a default that works, and is overridden where a backend can do better or is different: where data
-live (`to_data`, `to_tensor`), which operators it knows (`supports`, `decompositions`), which numbers it can take anew at
-each run (`takes_number`), what it can do at all (`capabilities`). The runtime believes what is declared.
+live (`to_data`, `to_tensor`), which operators it knows (`supports`, `decompositions`), which numbers it can take anew
+at each run (`takes_number`), what it can do at all (`capabilities`). The runtime believes what is declared.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ Run: TypeAlias = Callable[[list[Any], list[PythonNumber]], Sequence[Any]]
 class Capabilities:
     """What a backend can do. Declared, not guessed: the runtime relies on it.
 
-    `opaque_data`: data are objects of the backend's own, which only its `to_tensor` can read; they stay with the backend
-    from step to step. Otherwise data are tensors on `Backend.device`, or become such without harm at the end of a step.
+    `opaque_data`: data are objects of the backend's own, which only its `to_tensor` can read; they stay with the
+    backend from step to step. Otherwise data are tensors on `Backend.device`, or become such without harm at the end of
+    a step.
     `asynchronous`: `run` may return before its results are there; `to_tensor` and `synchronize` wait for them.
     `updates_in_place`: the backend makes use of `Graph.replaces` (see Computation.in_place).
     `device_types`: the kinds of real devices it runs on.
@@ -236,8 +237,8 @@ class Backend:
         """Called when another backend replaces it, and at exit. All its tensors are materialised by then."""
 
     def seed(self, value: int) -> None:
-        """`torch.manual_seed` was called. Random nodes carry seeds of their own, drawn from that one: only a backend that
-        draws random numbers beside them needs this."""
+        """`torch.manual_seed` was called. Random nodes carry seeds of their own, drawn from that one: only a backend
+        that draws random numbers beside them needs this."""
 
     def synchronize(self) -> None:
         """Wait for what is in flight on the real devices."""

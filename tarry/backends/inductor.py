@@ -104,9 +104,15 @@ def _compile(program: FxProgram, cudagraphs: bool) -> tuple[Any, Any]:
                     traced,
                     examples,
                     cudagraphs=BoxedBool(cudagraphs),
-                    static_input_idxs=[i for k, i in enumerate(program.graph.replaces) if k in program.in_place],
+                    static_input_idxs=_updated_inputs(program),
                 )
     return compiled, lambda: getattr(compiled, "source_code", "") or ""
+
+
+def _updated_inputs(program: FxProgram) -> list[int]:
+    """Inputs whose buffers stay where they are from step to step, since they are updated in place."""
+    replaces = program.graph.replaces
+    return [index for k, index in enumerate(replaces) if k in program.in_place and index is not None]
 
 
 def _scatters_into_cat(traced: torch.fx.GraphModule) -> bool:
@@ -125,6 +131,8 @@ def _runner(program: FxProgram, compiled: Any, cudagraphs: bool) -> Any:
     in_place = program.in_place
     count = len(program.graph.outputs)
     returned = [k for k in range(count) if k not in in_place]
+    if not cudagraphs:
+        compiled = getattr(compiled, "current_callable", None) or compiled  # the generated code itself
 
     def run(inputs: list[Any], numbers: list[PythonNumber]) -> list[Any]:
         if cudagraphs:

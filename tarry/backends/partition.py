@@ -2,76 +2,124 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from tarry.ir.graph import Graph, GraphBuilder, Node, Value
+from tarry.ir.graph import Graph, GraphBuilder, Node, Value, map_leaves, producers
+from tarry.ir.layout import VIEW_RULES
+from tarry.passes.own_outputs import own_outputs
+
+Supports = Callable[[Node], bool]
 
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a graph, to be run in order: from `takes` to `gives`, which are values of the whole graph.
+    """A piece of a graph, to be run in order: from `takes` to `gives`, which are values of the whole graph. Nothing
+    after it needs the values in `drops`.
 
-    `graph` is the piece as a graph of its own if the backend knows all of it; a piece of operators that it does not know
-    has its nodes only. `numbers` of the piece are those of the whole graph.
+    `graph` is the piece as a graph of its own if the backend knows all of it; a piece of operators that it does not
+    know has its nodes only. `numbers` of the piece are those of the whole graph.
     """
 
     nodes: tuple[Node, ...]
     takes: tuple[Value, ...]
     gives: tuple[Value, ...]
+    drops: tuple[Value, ...]
     graph: Graph | None
 
 
-def partition(graph: Graph, supports: Callable[[Node], bool]) -> list[Part]:
-    """Cut a graph into parts, as few as can be had by putting off what is not needed yet.
+def partition(graph: Graph, supports: Supports) -> list[Part]:
+    """Cut a graph into parts, as few as there can be, by putting off what is not needed yet.
 
-    A node goes into the latest part of its own kind that comes after everything it reads.
+    A node goes into the last part of its kind that comes before everything that reads it. Views cost nothing, so each
+    part makes those that it reads itself, of what it gets; except those that leave out elements, for data that cross a
+    cut may have to be copied.
     """
-    level: dict[Value, int] = {value: 0 for value in graph.inputs}
-    groups: dict[int, list[Node]] = {}
-    for node in graph.nodes:
-        known = bool(supports(node))
-        # Even levels are compiled, odd ones run on the real device.
-        place = max((level[value] for value in node.operands), default=0)
-        if place % 2 != (0 if known else 1):
-            place += 1
-        groups.setdefault(place, []).append(node)
-        for value in node.results:
-            level[value] = place
-    parts = []
-    order = sorted(groups)
-    needed_after: list[set[Value]] = []
-    needed = set(graph.outputs)
-    for place in reversed(order):
-        needed_after.append(set(needed))
-        for node in groups[place]:
-            needed.update(node.operands)
-    needed_after.reverse()
-    for place, later in zip(order, needed_after, strict=True):
-        nodes = tuple(groups[place])
+    known = {id(node): bool(supports(node)) for node in graph.nodes}
+    views = {node.results[0]: node for node in graph.nodes if known[id(node)] and _is_free(node)}
+    groups = min((_groups(graph, known, views, last) for last in (True, False)), key=len)
+    groups = _with_returned_views(graph, groups, views)
+    parts: list[Part] = []
+    needed = set(graph.outputs)  # after the part at hand, which goes back to front
+    for group in reversed(groups):
+        nodes = _with_views(graph, group, views)
         made = {value for node in nodes for value in node.results}
         takes = tuple(dict.fromkeys(value for node in nodes for value in node.operands if value not in made))
-        gives = tuple(value for node in nodes for value in node.results if value in later)
-        parts.append(Part(nodes, takes, gives, _subgraph(graph, nodes, takes, gives) if place % 2 == 0 else None))
-    return parts
+        gives = tuple(value for node in group for value in node.results if value in needed)
+        drops = tuple(value for value in takes if value not in needed)
+        needed.update(takes)
+        piece = _subgraph(graph, nodes, takes, gives, supports) if known[id(group[0])] else None
+        parts.append(Part(nodes, takes, gives, drops, piece))
+    return parts[::-1]
 
 
-def _subgraph(graph: Graph, nodes: Sequence[Node], takes: Sequence[Value], gives: Sequence[Value]) -> Graph:
+def _is_free(node: Node) -> bool:
+    """Whether a node is a view that shows all elements of what it looks at."""
+    if node.op not in VIEW_RULES:
+        return False
+    seen, base = node.results[0].type, node.operands[0].type
+    return seen.numel * seen.dtype.itemsize >= base.numel * base.dtype.itemsize
+
+
+def _groups(graph: Graph, known: dict[int, bool], views: dict[Value, Node], last: bool) -> list[list[Node]]:
+    """The nodes by part, in order, but for views; the last part is one that the backend knows, or not."""
+    # Counted from the end: parts of the one kind are at even places, of the other at odd ones.
+    read_at: dict[Value, int] = {}
+    groups: dict[int, list[Node]] = {}
+    for node in reversed(graph.nodes):
+        place = max((read_at.get(value, 0) for value in node.results), default=0)
+        if not any(value in views for value in node.results):
+            if place % 2 != (known[id(node)] is not last):
+                place += 1
+            groups.setdefault(place, []).append(node)
+        for value in node.operands:
+            read_at[value] = max(read_at.get(value, 0), place)
+    return [groups[place][::-1] for place in sorted(groups, reverse=True)]
+
+
+def _with_returned_views(graph: Graph, groups: list[list[Node]], views: dict[Value, Node]) -> list[list[Node]]:
+    """A view that the graph returns is made where the buffer is made that it looks at."""
+    made_by = producers(graph)
+    group_of = {id(node): group for group in groups for node in group}
+    for value in graph.outputs:
+        if value in views:
+            owner: Value = value
+            while owner in views:
+                (owner, *_) = views[owner].operands
+            group = group_of.get(id(made_by.get(owner)))
+            if group is None:  # an input's buffer
+                if not groups:
+                    groups.append([])
+                group = groups[-1]
+            if views[value] not in group:
+                group.append(views[value])
+    return groups
+
+
+def _with_views(graph: Graph, group: Iterable[Node], views: dict[Value, Node]) -> tuple[Node, ...]:
+    """Nodes with the views that they read, in the order of the graph."""
+    wanted = {id(node) for node in group}
+    waiting = [value for node in group for value in node.operands]
+    while waiting:
+        node = views.get(waiting.pop())
+        if node is not None and id(node) not in wanted:
+            wanted.add(id(node))
+            waiting.extend(node.operands)
+    return tuple(node for node in graph.nodes if id(node) in wanted)
+
+
+def _subgraph(
+    graph: Graph, nodes: Sequence[Node], takes: Sequence[Value], gives: Sequence[Value], supports: Supports
+) -> Graph:
     builder = GraphBuilder()
     for number in graph.numbers:
         builder.number(number.kind, number.dtype, number.value)
     table = {value: builder.input(value.type) for value in takes}
-
-    def local(arg: Any) -> Any:
-        return tuple(local(item) for item in arg) if isinstance(arg, tuple) else table.get(arg, arg) if isinstance(
-            arg, Value
-        ) else arg
-
     for node in nodes:
         types = [None if value is None else value.type for value in node.outputs]
-        made = builder.node(
-            node.op, local(node.args), types, site=node.site, region=node.region, kept=node.kept, seed=node.seed
-        )
-        table.update((old, new) for old, new in zip(node.outputs, made, strict=True) if old is not None and new is not None)
-    return builder.finish([table[value] for value in gives])
+        args = map_leaves(node.args, lambda leaf: table[leaf] if isinstance(leaf, Value) else leaf)
+        made = builder.node(node.op, args, types, site=node.site, region=node.region, kept=node.kept, seed=node.seed)
+        table.update((old, new) for old, new in zip(node.outputs, made, strict=True) if old and new)
+    piece = builder.finish([table[value] for value in gives])
+    owned = own_outputs(piece)  # by copies, which have to be known as well
+    return owned if all(supports(node) for node in owned.nodes[len(piece.nodes) :]) else piece

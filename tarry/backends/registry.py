@@ -56,7 +56,7 @@ def find(name: str) -> Callable[..., Backend]:
 
 
 def adapt(compiler: Any, **options: Any) -> Backend:
-    """The backend for a torch.compile backend: its name there, or a function `(graph module, example inputs) -> callable`."""
+    """The backend for a torch.compile backend: its name there, or a function that torch.compile would take."""
     from tarry.backends.dynamo import DynamoBackend
 
     return DynamoBackend(compiler, **options)

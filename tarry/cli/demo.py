@@ -78,7 +78,8 @@ def demo(*, steps: int, device: str, backend: str | None, seed: int, quiet: bool
     console = Console(quiet=quiet)
     console.print(
         f"A GPT of {sum(p.numel() for p in model.parameters()):,} parameters, {steps} steps of AdamW on a made-up text "
-        f"of {len(corpus):,} letters; torch {torch.__version__}, real device {device}, backend {backend or 'the best that works here'}."
+        f"of {len(corpus):,} letters; torch {torch.__version__}, real device {device}, "
+        f"backend {backend or 'the best that works here'}."
     )
     progress = Progress(
         TextColumn("{task.description:>14}"),

@@ -134,20 +134,33 @@ at::Tensor clone_exactly(const at::Tensor& tensor) {
   return copy;
 }
 
+namespace {
+
+// Another tensor over the same storage, as detach() makes it, without the dispatcher.
+at::Tensor alias(const at::Tensor& tensor) {
+  return at::Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), false));
+}
+
+} // namespace
+
 std::vector<at::Tensor> Batch::inputs(const std::vector<int64_t>& update) const {
   PlainDispatch plain;
   std::vector<at::Tensor> tensors;
+  std::vector<bool> updated(slots);
+  for (const int64_t position : update) {
+    updated.at(position) = true;
+  }
   for (const NodePtr& node : order) {
     if (node->is_leaf()) {
       node->data = on_real_device(std::move(node->data), *state);
-      if (std::find(update.begin(), update.end(), static_cast<int64_t>(tensors.size())) != update.end() &&
+      if (updated[tensors.size()] &&
           (node->data.use_count() != 1 || node->data.storage().use_count() != 1)) {
         node->data = clone_exactly(node->data);
       }
-      tensors.push_back(node->data.detach());
+      tensors.push_back(alias(node->data));
     } else if (node->results) {
       for (const at::Tensor& result : *node->results) {
-        tensors.push_back(result.defined() ? on_real_device(result, *state).detach() : result);
+        tensors.push_back(result.defined() ? alias(on_real_device(result, *state)) : result);
       }
     }
   }
@@ -292,7 +305,7 @@ void Batch::commit_results(std::vector<at::Tensor> outputs) {
       exact.copy_(outputs[i]);
       outputs[i] = std::move(exact);
     } else {
-      outputs[i] = outputs[i].detach(); // see inputs()
+      outputs[i] = alias(outputs[i]); // see inputs()
       add(outputs[i], static_cast<int64_t>(i));
     }
   }

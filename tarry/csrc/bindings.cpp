@@ -1,8 +1,10 @@
 // The native module, as Python sees it.
+#include <ATen/ScalarOps.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/library.h>
 
 #include "batch.h"
 #include "bind_device.h"
@@ -194,6 +196,18 @@ class RawGraph {
 
 py::tuple key_of(const Hash128& hash) {
   return py::make_tuple(hash.hi, hash.lo);
+}
+
+// A number where an operator takes a tensor, as the dispatcher sees it: a tensor that does not decide the result's dtype. An
+// operator, so that compiled programs can make one from a number that is their input.
+at::Tensor wrapped_number(const at::Scalar& value) {
+  at::Tensor number = at::detail::scalar_tensor_static(value, value.type(), at::kCPU);
+  number.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return number;
+}
+
+TORCH_LIBRARY_FRAGMENT(tarry, m) {
+  m.def("wrapped_number(Scalar value) -> Tensor", &wrapped_number);
 }
 
 } // namespace

@@ -48,18 +48,22 @@ struct SiteKeyHash {
   }
 };
 
+// Whose code a frame runs. Backward runs on the thread that asked for it: below the engine's entry, frames are the caller's,
+// and say nothing about what the engine is doing.
+enum class Code : uint8_t { User, Internal, EngineEntry };
+
 // What is known of code objects and sites. The global table is guarded by the GIL; each thread has a copy of what it has
 // met, which it reads without the GIL: PyTorch releases it while an operator is dispatched.
 struct Sites {
   std::vector<Site> sites{Site{nullptr, 0}};
   ska::flat_hash_map<SiteKey, uint32_t, SiteKeyHash> ids;
-  ska::flat_hash_map<PyCodeObject*, bool> is_user; // codes are owned: their addresses must not be used again
+  ska::flat_hash_map<PyCodeObject*, Code> kinds; // codes are owned: their addresses must not be used again
   std::vector<std::string> internal_paths;
 };
 
 struct ThreadSites {
   ska::flat_hash_map<SiteKey, uint32_t, SiteKeyHash> ids;
-  ska::flat_hash_map<PyCodeObject*, bool> is_user;
+  ska::flat_hash_map<PyCodeObject*, Code> kinds;
 };
 
 Sites& sites() {
@@ -72,11 +76,11 @@ ThreadSites& thread_sites() {
   return instance;
 }
 
-bool judge_code(PyCodeObject* code) {
+Code judge_code(PyCodeObject* code) {
   PyGILState_STATE gil = PyGILState_Ensure();
   auto& shared = sites();
-  auto it = shared.is_user.find(code);
-  if (it == shared.is_user.end()) {
+  auto it = shared.kinds.find(code);
+  if (it == shared.kinds.end()) {
     const char* file = PyUnicode_AsUTF8(code->co_filename);
     bool user = file != nullptr;
     if (file) {
@@ -88,16 +92,17 @@ bool judge_code(PyCodeObject* code) {
     } else {
       PyErr_Clear();
     }
+    const bool entry = !user && PyUnicode_CompareWithASCIIString(code->co_name, "_engine_run_backward") == 0;
     Py_INCREF(code);
-    it = shared.is_user.emplace(code, user).first;
+    it = shared.kinds.emplace(code, user ? Code::User : entry ? Code::EngineEntry : Code::Internal).first;
   }
-  const bool user = it->second;
+  const Code kind = it->second;
   PyGILState_Release(gil);
-  return user;
+  return kind;
 }
 
-bool is_user_code(PyCodeObject* code) {
-  auto& known = thread_sites().is_user;
+Code kind_of(PyCodeObject* code) {
+  auto& known = thread_sites().kinds;
   auto it = known.find(code);
   if (it == known.end()) {
     it = known.emplace(code, judge_code(code)).first;
@@ -114,7 +119,7 @@ uint32_t intern_site(PyCodeObject* code, int instruction) {
     auto& shared = sites();
     auto [entry, inserted] = shared.ids.emplace(key, static_cast<uint32_t>(shared.sites.size()));
     if (inserted) {
-      shared.sites.push_back({code, instruction}); // owned through is_user
+      shared.sites.push_back({code, instruction}); // owned through kinds
     }
     it = known.emplace(key, entry->second).first;
     PyGILState_Release(gil);
@@ -137,7 +142,11 @@ uint32_t python_site() {
     }
 #endif
     PyCodeObject* code = frame->f_code;
-    if (is_user_code(code)) {
+    const Code kind = kind_of(code);
+    if (kind == Code::EngineEntry) {
+      return 0;
+    }
+    if (kind == Code::User) {
       return intern_site(code, _PyInterpreterFrame_LASTI(frame) * static_cast<int>(sizeof(_Py_CODEUNIT)));
     }
   }
@@ -154,11 +163,12 @@ uint32_t python_site() {
   uint32_t site = 0;
   while (frame) {
     PyCodeObject* code = PyFrame_GetCode(frame);
-    if (is_user_code(code)) {
+    const Code kind = kind_of(code);
+    if (kind == Code::User) {
       site = intern_site(code, PyFrame_GetLasti(frame));
     }
     Py_DECREF(code);
-    PyFrameObject* back = site ? nullptr : PyFrame_GetBack(frame);
+    PyFrameObject* back = kind == Code::Internal ? PyFrame_GetBack(frame) : nullptr;
     Py_DECREF(frame);
     frame = back;
   }

@@ -1,6 +1,7 @@
 #include "record.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/AutogradState.h>
 
 #include <atomic>
 
@@ -288,6 +289,9 @@ void record_on_copies(const Operator& op, torch::jit::Stack* stack) {
 
 void record(const Operator& op, torch::jit::Stack* stack) {
   check_fork();
+  // Backward of what is recorded here runs on the thread that asks for it: recording is too short to be handed to another
+  // thread and waited for. (PyTorch gives each device but the CPU a thread of its own otherwise.)
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   const size_t count = op.arguments.size();
   const auto arguments = torch::jit::last(*stack, count);
   Scan scan(op);

@@ -24,6 +24,8 @@ _initialized = True
 
 _native: ModuleType
 _synchronize: Callable[[], None] | None = None
+_seed_backend: Callable[[int], None] = lambda seed: None  # noqa: E731 - replaced when there is a runtime
+_memory_info: Callable[[int], tuple[int, int]] = lambda index: (0, 0)  # noqa: E731 - likewise
 
 
 def bind(native: ModuleType, synchronize: Callable[[], None] | None) -> None:
@@ -32,6 +34,12 @@ def bind(native: ModuleType, synchronize: Callable[[], None] | None) -> None:
     _native = native
     _synchronize = synchronize
     native.set_synchronize(None if synchronize is None else lambda index: synchronize())
+
+
+def attach(seed: Callable[[int], None], memory_info: Callable[[int], tuple[int, int]]) -> None:
+    """Connect this module to the backend: what it does about a new seed, and what it says of its memory."""
+    global _seed_backend, _memory_info
+    _seed_backend, _memory_info = seed, memory_info
 
 
 def _index(device: DeviceLike) -> int:
@@ -136,7 +144,7 @@ def get_device_capability(device: DeviceLike = None) -> tuple[int, int]:
 
 
 def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
-    return DeviceProperties(name=get_device_name(device), total_memory=_measure("total_memory", device))
+    return DeviceProperties(name=get_device_name(device), total_memory=mem_get_info(device)[1])
 
 
 # Finishing work
@@ -200,11 +208,13 @@ def _get_generator(device: DeviceLike) -> torch.Generator:
 def manual_seed(seed: int) -> None:
     """Seed the current device; `torch.manual_seed` seeds all devices and the CPU."""
     _get_generator(None).manual_seed(int(seed))
+    _seed_backend(int(seed))
 
 
 def manual_seed_all(seed: int) -> None:
     for index in range(device_count()):
         _get_generator(index).manual_seed(int(seed))
+    _seed_backend(int(seed))
 
 
 def seed() -> int:
@@ -251,34 +261,43 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
     return True
 
 
-# Memory, as far as the native part counts it
+# Memory: it is the real device's. PyTorch counts what it allocates on CUDA, and nothing on the CPU.
 
 
-def _measure(name: str, device: DeviceLike) -> int:
-    """What the native part's function of that name says of a device; 0 where it has no such function or no answer."""
-    index = _index(device)
-    count = getattr(_native, name, None)
-    return int(count(index) or 0) if count is not None else 0
+def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
+    """Free and total memory of the real device in bytes, as the backend tells; 0 where it is not known."""
+    return _memory_info(_index(device))
+
+
+def _real_cuda(device: DeviceLike) -> torch.device | None:
+    real = torch.device(_native.real_device(_index(device)))
+    return real if real.type == "cuda" else None
 
 
 def memory_allocated(device: DeviceLike = None) -> int:
-    return _measure("memory_allocated", device)
+    real = _real_cuda(device)
+    return 0 if real is None else torch.cuda.memory_allocated(real)
 
 
 def max_memory_allocated(device: DeviceLike = None) -> int:
-    return _measure("max_memory_allocated", device)
+    real = _real_cuda(device)
+    return 0 if real is None else torch.cuda.max_memory_allocated(real)
 
 
 def memory_reserved(device: DeviceLike = None) -> int:
-    return memory_allocated(device)
+    real = _real_cuda(device)
+    return 0 if real is None else torch.cuda.memory_reserved(real)
 
 
 def max_memory_reserved(device: DeviceLike = None) -> int:
-    return max_memory_allocated(device)
+    real = _real_cuda(device)
+    return 0 if real is None else torch.cuda.max_memory_reserved(real)
 
 
 def reset_peak_memory_stats(device: DeviceLike = None) -> None:
-    _measure("reset_peak_memory_stats", device)
+    real = _real_cuda(device)
+    if real is not None:
+        torch.cuda.reset_peak_memory_stats(real)
 
 
 def memory_stats(device: DeviceLike = None) -> OrderedDict[str, int]:
@@ -291,7 +310,6 @@ def memory_stats(device: DeviceLike = None) -> OrderedDict[str, int]:
 
 
 def empty_cache() -> None:
-    """The memory is the real device's: its own `empty_cache` gives back what PyTorch keeps there."""
-    release = getattr(_native, "empty_cache", None)
-    if release is not None:
-        release()
+    """Give back what PyTorch keeps of the real devices' memory."""
+    if any(_real_cuda(index) is not None for index in range(device_count())):
+        torch.cuda.empty_cache()

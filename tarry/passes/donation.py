@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import torch
 
 from tarry.ir.graph import Graph, Node, Value
 from tarry.ir.layout import VIEW_RULES
 from tarry.ir.operators import operator
 
-# Words in the names of operators that fail on some data: an index out of range, a matrix that cannot be inverted, a
-# probability above one. Operators that are not PyTorch's own, or write to their arguments, may fail for any reason.
-_CHECKED = frozenset(
-    "assert bernoulli bincount cholesky eig eigh embedding gather geqrf grid histc index inverse linalg lu lstsq "
-    "multinomial nll normal ormqr poisson put scatter solve svd take triangular ctc binomial dirichlet".split()
+# Words in the names of operators that fail on some data or some numbers: an index out of range, a matrix that cannot be
+# inverted, a probability above one. Operators that are not PyTorch's own, or write to their arguments, may fail for any
+# reason. tests/passes/test_donation.py has real failures to compare with.
+_WORDS = """
+    assert bernoulli binary bincount binomial cauchy celu cholesky ctc dirichlet eig eigh embedding exponential gather
+    geometric geqrf grid histc index inverse linalg lstsq lu multi multilabel multinomial nll normal ormqr poisson put
+    random renorm scatter searchsorted segment solve svd take triangular uniform unpool2d unpool3d
+"""
+_CHECKED = frozenset(_WORDS.split())
+# Of integers, these fail on some: a division by zero, a negative power.
+_CHECKED_FOR_INTEGERS = frozenset({"div", "floor_divide", "fmod", "pow", "remainder"})
+_INTEGERS = frozenset(
+    {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64}
 )
 _HARMLESS = frozenset(
     {
@@ -23,10 +34,30 @@ _HARMLESS = frozenset(
         "aten::as_strided_scatter",
         # Their index was checked by the forward operator that they belong to.
         "aten::embedding_dense_backward",
+        "aten::_embedding_bag_dense_backward",
+        "aten::_embedding_bag_per_sample_weights_backward",
         "aten::nll_loss_backward",
         "aten::nll_loss2d_backward",
+        "aten::multi_margin_loss_backward",
+        "aten::multilabel_margin_loss_backward",
+        # Of any value.
+        "aten::binary_cross_entropy_with_logits",
     }
 )
+# Operators that check an index, with the arguments that decide, together with the sizes of the first, whether it is
+# right. Of two that agree in these, such as `x[i]` and its backward, both fail or neither does.
+_BY_INDEX = {
+    "index": (1,),
+    "_unsafe_index": (1,),
+    "index_put": (1,),
+    "_index_put_impl": (1,),
+    "_unsafe_index_put": (1,),
+    "gather": (1, 2),
+    "scatter": (1, 2),
+    "scatter_add": (1, 2),
+    "index_select": (1, 2),
+    "index_add": (1, 2),
+}
 
 
 def safe_updates(graph: Graph) -> Graph:
@@ -38,20 +69,17 @@ def safe_updates(graph: Graph) -> Graph:
     """
     if not any(index is not None for index in graph.replaces):
         return graph
-    fallible = [node for node in graph.nodes if _may_fail(node)]
-    if not fallible:
-        return graph
-    numbered = {id(node): k for k, node in enumerate(fallible)}
-    behind: dict[Value, int] = {value: 0 for value in graph.inputs}  # as a set of bits
+    checks: dict[Any, int] = {}  # what may fail, each with a bit
+    behind: dict[Value, int] = dict.fromkeys(graph.inputs, 0)  # as a set of bits
     for node in graph.nodes:
         flows = 0
         for value in node.operands:
             flows |= behind[value]
-        if id(node) in numbered:
-            flows |= 1 << numbered[id(node)]
+        if _may_fail(node):
+            flows |= checks.setdefault(_check(node), 1 << len(checks))
         for value in node.results:
             behind[value] = flows
-    everything = (1 << len(fallible)) - 1
+    everything = (1 << len(checks)) - 1
     return replace(
         graph,
         replaces=tuple(
@@ -67,6 +95,17 @@ def _may_fail(node: Node) -> bool:
     namespace, _, name = node.op.partition("::")
     if namespace != "aten":
         return True
-    if not _CHECKED.isdisjoint(name.partition(".")[0].split("_")):
+    base = name.partition(".")[0]
+    if not _CHECKED.isdisjoint(base.split("_")):
         return True
+    if base in _CHECKED_FOR_INTEGERS:
+        return any(value.type.dtype in _INTEGERS for value in node.results)
     return operator(node.op).is_mutable and not name.startswith(("_fused_", "_native_batch_norm", "_foreach_"))
+
+
+def _check(node: Node) -> Any:
+    """What the node checks: equal for nodes of which both fail or neither does."""
+    positions = _BY_INDEX.get(node.op.removeprefix("aten::").partition(".")[0])
+    if positions is None or not isinstance(node.args[0], Value):
+        return id(node)
+    return (node.args[0].type.sizes, tuple(node.args[position] for position in positions))

@@ -1,18 +1,21 @@
 """Running a backend's code apart from what the user's thread has switched on.
 
-A value may be asked for anywhere: under autocast, in a `with torch.device(...)` block, inside a dispatch mode or a function
-transform, on the autograd engine's thread. All that has had its effect on what was recorded; it must not act again on
-the operators that compute it.
+A value may be asked for anywhere: under autocast, in a `with torch.device(...)` block, inside a dispatch mode or a
+function transform, on the autograd engine's thread. All that has had its effect on what was recorded; it must not act
+again on the operators that compute it.
 """
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` without its enumerations, which cost more than the calls: this is done every step
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TypeVar
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
 
 import torch
+from torch._C import _len_torch_dispatch_stack
+from torch.utils._python_dispatch import _disable_current_modes  # private; checked on torch 2.11 and 2.13
 
 from tarry.errors import TarryError
 
@@ -20,15 +23,39 @@ T = TypeVar("T")
 _state = threading.local()
 
 
-@contextmanager
-def plain_dispatch(guard: Callable[[], object]) -> Iterator[None]:
-    """Within the block, operators on real tensors are kernels and nothing else. For running programs: cheap."""
-    held = guard()
-    try:
-        with torch._C.DisableTorchFunction():
-            yield
-    finally:
-        del held
+class PlainDispatch:
+    """Within the block, operators on real tensors are kernels and nothing else. For running programs: cheap.
+
+    `guard` makes the native object that clears the dispatcher's state of this thread for as long as it lives.
+    """
+
+    __slots__ = ("_around", "_functions", "_guard", "_held")
+
+    def __init__(self, guard: Callable[[], object]) -> None:
+        self._guard = guard
+
+    def __enter__(self) -> None:
+        self._around = _modes_off() if _len_torch_dispatch_stack() or torch.is_inference_mode_enabled() else None
+        self._held: object = self._guard()
+        self._functions = torch._C.DisableTorchFunction()
+        self._functions.__enter__()
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self._functions.__exit__(*exc_info)
+        self._held = None
+        if self._around is not None:
+            self._around.close()
+
+
+def _modes_off() -> ExitStack:
+    """Takes the user's modes off the thread's stack, until it is closed."""
+    stack = ExitStack()
+    # The native guard would do, but some functions (Tensor.numpy) switch on what is on the stack when they return.
+    stack.enter_context(_disable_current_modes())
+    if torch.is_inference_mode_enabled():
+        # What is made in inference mode cannot be written outside it, and a step's results outlive the block.
+        stack.enter_context(torch.inference_mode(False))
+    return stack
 
 
 def apart(function: Callable[[], T]) -> T:
@@ -48,14 +75,35 @@ def apart(function: Callable[[], T]) -> T:
     thread.start()
     thread.join()
     if failure:
-        raise failure[0]
+        try:
+            raise failure[0]
+        finally:
+            failure.clear()  # the error's traceback knows this list: together they would outlive the error
     return outcome[0]
 
 
 def refuse_apart() -> None:
-    """Raise if a backend asks for a value on device 'tarry' while it compiles: the step it compiles has to come first."""
+    """Raise if a backend asks for a value on device 'tarry' while it compiles: the step it compiles has to come
+    first."""
     if getattr(_state, "apart", False):
         raise TarryError(
             "a value on device 'tarry' was asked for while a backend compiles. Backends work on the graph they are "
             "given, and on tensors of the real device."
         )
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold back an interrupt while buffers are being overwritten: a step is either done or not begun."""
+    before = _signal.getsignal(_signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield  # no handler of Python's would run here
+        return
+    held: list[Any] = []
+    _signal.signal(_signal.SIGINT, lambda *args: held.append(args))
+    try:
+        yield
+    finally:
+        _signal.signal(_signal.SIGINT, before)
+        if held:
+            before(*held[0])

@@ -1,40 +1,36 @@
-"""A step as a backend compiles it: from the recorded batch to the backend's function and back to the storages.
-
-What is the same for all backends is here: which numbers are inputs and which constants (and what happens when a constant
-changes), operators that the backend does not know, its data objects, the check of its results, and what its faults are
-turned into. A backend only sees graphs, data and numbers.
-"""
+"""The programs of a step: which numbers are inputs and which constants, and what happens when a constant changes."""
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import Any, TypeAlias
-
-import torch
+from typing import Protocol, TypeAlias
 
 from tarry import events
-from tarry.backends.base import Backend, Batch, Computation, Data, Program, PythonNumber
-from tarry.backends.partition import Part, partition
-from tarry.errors import BackendError, Unsupported
-from tarry.ir.evaluate import run_node
-from tarry.ir.graph import Graph, Node, Number, Value, leaves, producers, typed
-from tarry.ir.text import node_text
-from tarry.passes.decompose import decompose
+from tarry.backends.base import Backend, Batch, Program, PythonNumber
+from tarry.config import config
+from tarry.errors import FallbackError, Unsupported
+from tarry.ir.graph import Graph, Node, Number, leaves, typed
+from tarry.passes.decompose import decompose, is_decomposed, named
 from tarry.passes.donation import safe_updates
 from tarry.passes.specialize import specialize
-from tarry.runtime.dispatch import plain_dispatch
+from tarry.runtime.program import CompiledProgram
 
 MAX_VARIANTS = 8
 """Programs for one graph that differ in the constants they were compiled with. After that many, the graph is
 interpreted: compiling costs more than it saves."""
 
 
-Recompile: TypeAlias = Callable[[Batch, str, Callable[[], "_Variant"]], "_Variant"]
+class Runnable(Protocol):
+    """What computes a batch whose numbers it was made for, and commits the results."""
+
+    def run(self, batch: Batch, numbers: list[PythonNumber]) -> None: ...
+    def text(self) -> str: ...
+
+
+Variant: TypeAlias = "tuple[_NumberGuard, Runnable]"
+Recompile: TypeAlias = Callable[[Batch, str, Callable[[], Variant]], Variant]
 """Has another program compiled for a batch, and tells why."""
 
 
@@ -44,310 +40,107 @@ class CompiledStep:
     def __init__(self, backend: Backend, batch: Batch, recompile: Recompile, guard: Callable[[], object]) -> None:
         self._backend = backend
         self._graph = Program(batch).graph(backend.stage)
-        self._uses = _uses(self._graph)
-        self._variants: list[_Variant] = []
+        self._decompositions = named(backend.decompositions())
+        self._variants: list[Variant] = []
         self._varied: set[int] = set()
         self._recompile = recompile
         self._guard = guard
         self._compile(batch.numbers())
 
-    @property
-    def computations(self) -> list[Computation]:
-        """What the backend has compiled, part by part."""
-        return [c for variant in self._variants for c in variant.computations]
+    def text(self) -> str:
+        """What the backend has made of the graph."""
+        return "\n".join(program.text() for _, program in self._variants)
 
     def __call__(self, batch: Batch) -> None:
         numbers = batch.numbers()
-        for variant in self._variants:
-            if variant.accepts(numbers):
-                break
-        else:
-            if len(self._variants) >= MAX_VARIANTS:
-                events.emit("interpreted", key=batch.key, reason=self._explain(numbers))
-                batch.interpret(interruptible=False)
-                return
-            reason = self._explain(numbers)
-            self._varied.update(self._variants[-1].changed(numbers))
-            variant = self._recompile(batch, reason, lambda: self._compile(numbers))
-        variant.run(batch, numbers)
+        found = next((program for guard, program in self._variants if guard.accepts(numbers)), None)
+        program = self._another(batch, numbers) if found is None else found
+        program.run(batch, numbers)
 
-    def _compile(self, numbers: Sequence[PythonNumber]) -> _Variant:
+    def _another(self, batch: Batch, numbers: list[PythonNumber]) -> Runnable:
+        """A constant has changed: a program for the new value."""
+        last, _ = self._variants[-1]
+        reason = last.explain(numbers)
+        if len(self._variants) >= MAX_VARIANTS:
+            return InterpretedStep(f"{reason}, and {MAX_VARIANTS} programs were compiled for other values already")
+        self._varied.update(last.changed(numbers))
+        _, program = self._recompile(batch, reason, lambda: self._compile(numbers))
+        return program
+
+    def _compile(self, numbers: Sequence[PythonNumber]) -> Variant:
         """Compile a program for these numbers; those that cannot be inputs are constants of it."""
         backend = self._backend
-        constants = {
-            number.index: numbers[number.index]
-            for number in self._graph.numbers
-            if number.kind != "seed" and not self._is_input(number)
-        }
+        refusals = self._refusals()
+        constants = {index: numbers[index] for index in refusals}
         graph = specialize(self._graph, constants)
-        table = backend.decompositions()
-        if table:
-            graph = decompose(graph, table, backend.supports)
+        graph = decompose(graph, self._decompositions, backend.supports)
         graph = safe_updates(graph) if backend.capabilities.updates_in_place else _without_updates(graph)
-        variant = _Variant(backend, graph, constants, self._guard)
-        self._variants.append(variant)
-        return variant
+        program: Runnable
+        try:
+            program = CompiledProgram(backend, graph, self._guard)
+        except Unsupported as error:
+            if not self._variants:
+                raise
+            program = InterpretedStep(unsupported_message(backend, error))
+        self._variants.append((_NumberGuard(constants, refusals), program))
+        return self._variants[-1]
 
-    def _is_input(self, number: Number) -> bool:
+    def _refusals(self) -> dict[int, Node]:
+        """The numbers that cannot be inputs, each with a node that needs its value."""
         backend = self._backend
-        for node in self._uses.get(number.index, ()):
-            if not backend.supports(node):
-                if node.op in backend.decompositions():
-                    return False  # a decomposition is made for its value
-                continue  # run_node takes it as it comes
-            if not backend.takes_number(node, number, number.index in self._varied):
-                return False
-        return True
+        found: dict[int, Node] = {}
+        for node in self._graph.nodes:
+            numbers = [leaf for leaf in leaves(node.args) if isinstance(leaf, Number) and leaf.kind != "seed"]
+            if not numbers:
+                continue
+            if backend.supports(node):
+                refused = [n for n in numbers if not backend.takes_number(node, n, n.index in self._varied)]
+            elif is_decomposed(node, self._decompositions):
+                refused = numbers  # a decomposition is made for their values
+            else:
+                continue  # on the real device, a number is taken as it comes
+            for number in refused:
+                found.setdefault(number.index, node)
+        return found
 
-    def _explain(self, numbers: Sequence[PythonNumber]) -> str:
-        last = self._variants[-1]
-        index = last.changed(numbers)[0]
-        node = next(iter(self._uses[index]))
-        return f"a number of {node.op} at {node.site} was {last.constants[index]} and is {numbers[index]} now"
 
+class _NumberGuard:
+    """The numbers that are constants of a program. Their types are part of the graph's structure; their values have to
+    be compared: -0.0 is not 0.0, and NaN is NaN."""
 
-class _Variant:
-    """One compiled program, in parts if the backend does not know all its operators."""
-
-    def __init__(
-        self, backend: Backend, graph: Graph, constants: Mapping[int, PythonNumber], guard: Callable[[], object]
-    ) -> None:
-        self.constants = constants
-        self._guard = guard
-        self._backend = backend
-        self._graph = graph
-        self._pick, self._expected = _guard(constants)
-        whole = all(backend.supports(node) for node in graph.nodes)
-        self._parts = [] if whole else partition(graph, backend.supports)
-        self._whole = _compile(backend, graph) if whole else None
-        self._compiled = {
-            k: _compile(backend, part.graph) for k, part in enumerate(self._parts) if part.graph is not None
-        }
-        in_place = self._whole.in_place if self._whole else frozenset()
-        self._in_place = in_place
-        self._update = [i for k, i in enumerate(graph.replaces) if k in in_place and i is not None]
-
-    @property
-    def computations(self) -> list[Computation]:
-        return [self._whole] if self._whole else list(self._compiled.values())
+    def __init__(self, constants: Mapping[int, PythonNumber], refusals: Mapping[int, Node]) -> None:
+        self._constants = constants
+        self._refusals = refusals
+        plain = [index for index, value in constants.items() if _plain(value)]
+        self._pick = itemgetter(*plain) if plain else None
+        self._expected = self._pick(constants) if self._pick else None
+        self._special = [(index, typed(value)) for index, value in constants.items() if not _plain(value)]
 
     def accepts(self, numbers: Sequence[PythonNumber]) -> bool:
-        return self._pick is None or self._pick(numbers) == self._expected
+        if self._pick is not None and self._pick(numbers) != self._expected:
+            return False
+        return not self._special or all(typed(numbers[index]) == value for index, value in self._special)
 
     def changed(self, numbers: Sequence[PythonNumber]) -> list[int]:
-        return [i for i, value in self.constants.items() if typed(numbers[i]) != typed(value)]
+        return [index for index, value in self._constants.items() if typed(numbers[index]) != typed(value)]
 
-    def run(self, batch: Batch, numbers: list[PythonNumber]) -> None:
-        """Compute a batch and commit the results."""
-        backend = self._backend
-        with _uninterrupted(bool(self._in_place)):
-            try:
-                with plain_dispatch(self._guard):
-                    if backend.capabilities.opaque_data:
-                        inputs = _opaque_inputs(backend, batch)
-                    else:
-                        inputs = batch.inputs(self._update)
-                        if _converts(backend):
-                            inputs = [backend.to_data(tensor) for tensor in inputs]
-                    outputs = self._checked(self._results(inputs, numbers, batch))
-            except Exception as error:
-                self._diagnose(batch, error)
-            else:
-                batch.commit(outputs)
-
-    def _results(self, inputs: list[Any], numbers: list[PythonNumber], batch: Batch) -> Sequence[Any]:
-        if self._whole is not None:
-            return self._whole.run(inputs, numbers)
-        backend, graph = self._backend, self._graph
-        environment: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
-        device = torch.device(backend.fallback_device(batch.device))
-        for k, part in enumerate(self._parts):
-            compiled = self._compiled.get(k)
-            if compiled is not None:
-                results = compiled.run([environment[value] for value in part.takes], numbers)
-                environment.update(zip(part.gives, results, strict=True))
-            else:
-                _run_on_device(backend, part, environment, numbers, device)
-        return [environment[value] for value in graph.outputs]
-
-    def _checked(self, results: Sequence[Any]) -> list[torch.Tensor | None]:
-        backend, graph = self._backend, self._graph
-        if len(results) != len(graph.outputs):
-            raise BackendError(f"it gave {len(results)} results for {len(graph.outputs)} outputs")
-        if backend.capabilities.opaque_data:
-            return [
-                _stand_in(backend.placeholder(value.type).set(result))
-                for value, result in zip(graph.outputs, results, strict=True)
-            ]
-        outputs: list[torch.Tensor | None] = []
-        converts = _converts(backend)
-        for k, (value, result) in enumerate(zip(graph.outputs, results, strict=True)):
-            if k in self._in_place:
-                outputs.append(None)
-                continue
-            tensor = backend.to_tensor(result) if converts else result
-            if not isinstance(tensor, torch.Tensor):
-                raise BackendError(f"result {k} is a {type(tensor).__name__}, not a tensor{_made_by(graph, value)}")
-            if tuple(tensor.shape) != value.type.sizes or tensor.dtype != value.type.dtype:
-                raise BackendError(
-                    f"result {k} is {tensor.dtype} of shape {tuple(tensor.shape)}, but {value.type.dtype} of shape "
-                    f"{value.type.sizes} was recorded{_made_by(graph, value)}"
-                )
-            outputs.append(tensor)
-        return outputs
-
-    def _diagnose(self, batch: Batch, error: Exception) -> None:
-        """A program failed. If the reference path fails as well, the error is the program's own, and that path says at
-        which line; if it does not, the fault is the backend's, and the values are there all the same."""
-        events.emit("error", stage="execute", backend=self._backend.name, error=repr(error))
-        batch.interpret(interruptible=False)
-        raise BackendError(
-            f"backend {self._backend.name!r} failed to run {describe(self._graph)}: {error}\n"
-            f"The values were computed by the reference path instead, so nothing is lost. tarry.set_backend('eager') "
-            f"goes on without this backend."
-        ) from error
+    def explain(self, numbers: Sequence[PythonNumber]) -> str:
+        index = self.changed(numbers)[0]
+        node = self._refusals[index]
+        where = f" at {node.site}" if node.site else ""
+        return f"a number of {node.op}{where} was {self._constants[index]} and is {numbers[index]} now"
 
 
-def _compile(backend: Backend, graph: Graph) -> Computation:
-    made = backend.compile(graph)
-    if isinstance(made, Computation):
-        return made
-    if not callable(made):
-        raise BackendError(f"backend {backend.name!r}: compile(graph) gave {made!r}, which cannot be called")
-    return Computation(made, graph)
-
-
-def _uses(graph: Graph) -> dict[int, list[Node]]:
-    found: dict[int, list[Node]] = {}
-    for node in graph.nodes:
-        for leaf in leaves(node.args):
-            if isinstance(leaf, Number):
-                found.setdefault(leaf.index, []).append(node)
-    return found
+def _plain(number: PythonNumber) -> bool:
+    """Whether a number is equal to itself and to no other of its type."""
+    return isinstance(number, int) or (isinstance(number, float) and number == number and number != 0.0)
 
 
 def _without_updates(graph: Graph) -> Graph:
     return replace(graph, replaces=(None,) * len(graph.outputs))
 
 
-def _guard(constants: Mapping[int, PythonNumber]) -> tuple[Callable[[Any], Any] | None, Any]:
-    """A function that picks the numbers that were made constants, and what it must give. Types are part of the graph's
-    structure, so only values are compared; -0.0 passes for 0.0 only where both are, NaN for NaN."""
-    if not constants:
-        return None, None
-    indices = tuple(constants)
-    if all(value == value and value != 0 for value in constants.values()):
-        pick = itemgetter(*indices)
-        return pick, constants[indices[0]] if len(indices) == 1 else tuple(constants.values())
-    return lambda numbers: [typed(numbers[i]) for i in indices], [typed(value) for value in constants.values()]
-
-
-# ---- data
-
-
-def _converts(backend: Backend) -> bool:
-    kind = type(backend)
-    return kind.to_data is not Backend.to_data or kind.to_tensor is not Backend.to_tensor
-
-
-def _stand_in(data: Data) -> torch.Tensor:
-    """A tensor without memory, which a storage can hold in place of data that only the backend can read."""
-    type_ = data.type
-    tensor = torch.empty_strided(type_.sizes, type_.strides, dtype=type_.dtype, device="meta")
-    tensor._tarry_data = data  # type: ignore[attr-defined]
-    return tensor
-
-
-def read_stand_in(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor of the real device for one that stands in for a backend's data."""
-    data: Data | None = getattr(tensor, "_tarry_data", None)
-    if data is None or not data.has_value:
-        raise BackendError("these data belong to a backend that has not given them a value")
-    return data.backend.to_tensor(data.value)
-
-
-def _opaque_inputs(backend: Backend, batch: Batch) -> list[Any]:
-    """The backend's data for the inputs. What was converted once stays with the tensor it was made from."""
-    inputs = []
-    for tensor in batch.own_inputs():
-        data: Data | None = getattr(tensor, "_tarry_data", None)
-        if data is None or data.backend is not backend:
-            real = tensor if data is None else read_stand_in(tensor)
-            data = backend.placeholder(_type_of(real)).set(backend.to_data(real))
-            events.emit("transfer", direction="to backend", bytes=real.nbytes)
-            if not tensor.is_meta:
-                tensor._tarry_data = data  # type: ignore[attr-defined]
-        inputs.append(data.value)
-    return inputs
-
-
-def _type_of(tensor: torch.Tensor) -> Any:
-    from tarry.ir.layout import TensorType
-
-    return TensorType.of(tensor)
-
-
-def _run_on_device(
-    backend: Backend, part: Part, environment: dict[Value, Any], numbers: list[PythonNumber], device: torch.device
-) -> None:
-    """Run operators that the backend does not know, on the real device."""
-    local: dict[Value, torch.Tensor] = {}
-    for value in part.takes:
-        local[value] = backend.to_tensor(environment[value]).to(device)
-    for node in part.nodes:
-        site = node.site
-        events.emit(
-            "fallback",
-            op=node.op,
-            reason=f"backend {backend.name!r} does not support it",
-            file=site.file if site else "",
-            line=site.line if site else 0,
-        )
-        run_node(node, local, numbers, device)
-    for value in part.gives:
-        environment[value] = backend.to_data(local[value])
-
-
-# ---- faults
-
-
-def describe(graph: Graph) -> str:
-    """A graph in a few words: its size, and the lines of the program that it spans."""
-    sites = [node.site for node in graph.nodes if node.site is not None]
-    where = f", recorded from {sites[0]} to {sites[-1]}" if sites else ""
-    return f"a step of {len(graph.nodes)} operators{where}"
-
-
-def _made_by(graph: Graph, value: Value) -> str:
-    node = producers(graph).get(value)
-    return f", by {node_text(node)}" if node is not None else ""
-
-
-def unsupported_message(backend: Backend, error: Unsupported) -> str:
-    where = ""
-    if isinstance(error.node, Node):
-        where = f" ({error.node.op}" + (f" at {error.node.site})" if error.node.site else ")")
-    return f"backend {backend.name!r} does not compile this step{where}: {error.reason}"
-
-
-@contextmanager
-def _uninterrupted(wanted: bool) -> Iterator[None]:
-    """Hold back an interrupt while buffers are being overwritten: a step is either done or not begun."""
-    if not wanted or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    held: list[Any] = []
-    before = signal.getsignal(signal.SIGINT)
-    if before is None or before is signal.SIG_IGN or before is signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGINT, lambda *args: held.append(args))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if held and callable(before):
-        before(*held[0])
+# ---- what cannot be compiled
 
 
 @dataclass(frozen=True)
@@ -357,5 +150,28 @@ class InterpretedStep:
     reason: str
 
     def __call__(self, batch: Batch) -> None:
-        events.emit("interpreted", key=batch.key, reason=self.reason)
-        batch.interpret(interruptible=False)
+        _interpret(batch, self.reason)
+
+    def run(self, batch: Batch, numbers: list[PythonNumber]) -> None:
+        _interpret(batch, self.reason)
+
+    def text(self) -> str:
+        return self.reason
+
+
+def _interpret(batch: Batch, reason: str) -> None:
+    if config.fallback == "error":
+        raise FallbackError(
+            f"a step has to run on the reference path: {reason}; and tarry.config.fallback is 'error'. Avoid it there, "
+            f"or set tarry.config.fallback = 'allow'."
+        )
+    events.emit("interpreted", key=batch.key, reason=reason)
+    batch.interpret(interruptible=False)
+
+
+def unsupported_message(backend: Backend, error: Unsupported) -> str:
+    """Why a step is not compiled, and where the operator is that the backend stumbled over."""
+    where = ""
+    if isinstance(error.node, Node):
+        where = f" ({error.node.op}" + (f" at {error.node.site})" if error.node.site else ")")
+    return f"backend {backend.name!r} does not compile this step{where}: {error.reason}"

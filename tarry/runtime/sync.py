@@ -25,9 +25,10 @@ from tarry.config import config
 from tarry.errors import BackendError, FallbackError, TarryError, Unsupported
 from tarry.runtime.cache import ProgramCache
 from tarry.runtime.closures import StepClosures
-from tarry.runtime.dispatch import apart, refuse_apart
+from tarry.runtime.data import evacuate, ordinal_of, read_stand_in
+from tarry.runtime.dispatch import PlainDispatch, apart, refuse_apart
 from tarry.runtime.patience import PatientStep
-from tarry.runtime.steps import CompiledStep, InterpretedStep, read_stand_in, unsupported_message
+from tarry.runtime.steps import CompiledStep, InterpretedStep, unsupported_message
 
 T = TypeVar("T")
 PATIENCE = 1
@@ -76,33 +77,77 @@ class Runtime:
             return
         chosen = _instance(backend, device)
         with self._lock:
-            if self._backend is not None:
+            old = self._backend
+            if old is not None:
                 try:
                     self.sync_all("set_backend")
                 except Exception as error:  # the new backend computes what the old one could not
-                    events.emit("error", stage="set_backend", backend=self._backend.name, error=repr(error))
-                self._backend.teardown()
+                    events.emit("error", stage="set_backend", backend=old.name, error=repr(error))
+                self._retire(old)
             self._cache.clear()
-            chosen.setup()
-            self._backend = chosen
-            self._place(chosen)
+            self._backend = None
+            try:
+                self._start(chosen, device if chosen is backend else None, old)
+            except BaseException:
+                if old is not None and old is not chosen:
+                    self._start(old, None, None)  # its data were moved out: it begins anew
+                raise
             self._patience = 0
 
-    def _place(self, backend: Backend) -> None:
+    def _start(self, backend: Backend, device: str | None, before: Backend | None) -> None:
+        was_on = backend.device
+        try:
+            if device is not None:
+                backend.device = device
+            with PlainDispatch(self._native.PlainDispatch):
+                backend.setup()
+            self._place(backend, before)
+        except BaseException:
+            backend.device = was_on
+            raise
+        self._backend = backend
+
+    def _retire(self, backend: Backend) -> None:
+        """A backend goes. One that fails at that must not be in the way of the next."""
+        evacuate(backend, self._native.PlainDispatch)
+        try:
+            with PlainDispatch(self._native.PlainDispatch):
+                backend.teardown()
+        except Exception as error:
+            events.emit("error", stage="teardown", backend=backend.name, error=repr(error))
+            warnings.warn(f"tarry: teardown of backend {backend.name!r} failed: {error}", stacklevel=2)
+
+    def _place(self, backend: Backend, before: Backend | None) -> None:
         """Put the backend's real devices behind tarry:0, tarry:1, ..."""
         devices = list(backend.devices())
         native = self._native
         if len(devices) != native.device_count() and not native.is_used():
             native.set_device_count(len(devices))
+        if not 0 <= backend.default_ordinal < native.device_count():
+            raise BackendError(
+                f"backend {backend.name!r}: default_ordinal is {backend.default_ordinal}, but there are "
+                f"{native.device_count()} devices 'tarry:0', ..."
+            )
         for index in range(native.device_count()):
             native.set_real_device(index, devices[min(index, len(devices) - 1)])
-        if backend.default_ordinal:
+        if backend.default_ordinal != (before.default_ordinal if before is not None else 0):
             native.set_device(backend.default_ordinal)
 
     def seed(self, value: int) -> None:
         """`torch.manual_seed` was called; a backend that is not chosen yet has nothing to seed."""
         if self._backend is not None:
             self._backend.seed(value)
+
+    def backend_metrics(self) -> dict[str, float]:
+        """The counts that the backend keeps, under its name."""
+        backend = self._backend
+        return {} if backend is None else {f"{backend.name}/{key}": n for key, n in backend.metrics().items()}
+
+    def memory_info(self, ordinal: int) -> tuple[int, int]:
+        """Free and total bytes of the real device behind tarry:ordinal."""
+        backend = self.backend
+        info = backend.memory_info(ordinal_of(backend, ordinal))
+        return info.free, info.total
 
     def close(self) -> None:
         """The process ends: closures finish, what is pending is dropped, the backend torn down."""
@@ -131,7 +176,7 @@ class Runtime:
                         if step is None:
                             step = self._compile(backend, batch)
                         else:
-                            events.emit("cache_hit", key=batch.key)
+                            events.emit("cache_hit")
                         self._execute(step, batch)
                 finally:
                     self._in_flight = False
@@ -163,11 +208,14 @@ class Runtime:
         if step is not None:
             self._compiled(batch, perf_counter() - start)
         elif self._patience:
-            step = PatientStep(lambda batch: self._timed_compile(batch, "", lambda: self._make_step(backend, batch)), self._patience)
+            step = PatientStep(lambda later: self._compile_now(backend, later), self._patience)
         else:
-            step = self._timed_compile(batch, "", lambda: self._make_step(backend, batch))
+            step = self._compile_now(backend, batch)
         self._cache.keep(batch, step, config.max_cached_programs)
         return step
+
+    def _compile_now(self, backend: Backend, batch: Any) -> Step:
+        return self._timed_compile(batch, "", lambda: self._make_step(backend, batch))
 
     def _make_step(self, backend: Backend, batch: Any) -> Step:
         try:
@@ -210,7 +258,7 @@ class Runtime:
             step = backend.prepare(Program(batch)) or apart(lambda: self._make_step(backend, batch))
         if not isinstance(step, CompiledStep):
             return f"backend {backend.name!r} runs this graph as it was recorded:\n{Program(batch).graph('recorded')}"
-        return "\n".join(computation.backend_text for computation in step.computations)
+        return step.text()
 
     def _execute(self, step: Step, batch: Any) -> None:
         start = perf_counter()
@@ -253,7 +301,7 @@ class Runtime:
 
     def on_read(self, stand_in: torch.Tensor) -> torch.Tensor:
         """The real tensor for one that stands in for data of the backend's own."""
-        return read_stand_in(stand_in)
+        return read_stand_in(stand_in, self._native.PlainDispatch)
 
     def on_fallback(self, op: str, reason: str, file: str, line: int) -> None:
         """An operator is about to run eagerly."""
@@ -294,15 +342,14 @@ def _instance(backend: str | Backend | Callable[..., Any], device: str | None) -
             raise BackendError(f"backend {backend!r}: its factory gave {made!r}, which is not a tarry.Backend")
     elif isinstance(backend, Backend):
         made = backend
-        if device is not None:
-            made.device = device
     elif callable(backend) and not isinstance(backend, type):
         made = registry.adapt(backend, **({} if device is None else {"device": device}))
     else:
         raise BackendError(
             f"tarry.set_backend takes a name, a tarry.Backend instance or a torch.compile backend, not {backend!r}"
         )
-    for real in map(torch.device, made.devices()):
+    devices = made.devices() if device is None else (device,)
+    for real in map(torch.device, devices):
         if real.type not in made.capabilities.device_types:
             kinds = ", ".join(made.capabilities.device_types)
             raise BackendError(f"backend {made.name!r} does not run on {str(real)!r}; it runs on {kinds}")

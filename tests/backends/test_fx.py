@@ -69,7 +69,7 @@ WITH_NUMBER: dict[str, Callable[[Tensor, float], object]] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
 @pytest.mark.parametrize("name", WITH_NUMBER)
 def test_numbers_compute_as_in_eager_whatever_they_become(name: str, dtype: torch.dtype) -> None:
-    """The first value may be a constant of the program, a later one an input of it: both give eager's result and type."""
+    """The first value may be a constant of the program, a later one an input: both give eager's result and type."""
     for value in (0.7, 1.9, 3, 2):
         for shape in ((3, 2), ()):
             torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""The Inductor backend: whole steps, updated in place, right where Inductor is known to go wrong. Compiles for minutes."""
+"""The Inductor backend: whole steps, updated in place, right where Inductor is known to go wrong."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_a_registered_factory() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [("eagre", "Did you mean 'eager'"), (3, "takes a name or a tarry.Backend"), (EagerBackend, "takes a name or")],
+    [("eagre", "Did you mean 'eager'"), (3, "takes a name, a tarry.Backend"), (EagerBackend, "takes a name, a")],
 )
 def test_a_wrong_backend_is_refused_and_the_old_one_stays(wrong, message) -> None:
     before = tarry.get_backend()

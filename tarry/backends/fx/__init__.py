@@ -1,4 +1,4 @@
-"""From the IR to an FX graph of ATen operators, for every compiler that takes one (Inductor, torch.compile's others)."""
+"""From the IR to an FX graph of ATen operators, for every compiler that takes one."""
 
 from __future__ import annotations
 

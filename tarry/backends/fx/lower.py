@@ -1,4 +1,4 @@
-"""The lowering: one FX call per node, numbers and seeds taken from vectors, opaque operators in place of random ones."""
+"""The lowering: an FX call per node, numbers and seeds taken from vectors, opaque operators in place of random ones."""
 
 from __future__ import annotations
 
@@ -63,12 +63,17 @@ class FxProgram:
 
 
 def lower(
-    graph: Graph, device: str | torch.device, *, in_place: bool = True, inductor_random: bool = False
+    graph: Graph,
+    device: str | torch.device,
+    *,
+    in_place: bool = True,
+    inductor_random: bool = False,
+    hidden: frozenset[str] = frozenset(),
 ) -> FxProgram:
     """The FX graph of a graph. With `in_place`, outputs that replace an input are copied into it at the end. With
-    `inductor_random`, dropout draws by Inductor's own generator on the device: other bits than eager's for the same seed,
-    but nothing that a CUDA graph could not hold."""
-    context = FxLowering(unroll_foreach(graph), torch.device(device), inductor_random)
+    `inductor_random`, dropout draws by Inductor's own generator on the device: other bits than eager's for the same
+    seed, but nothing that a CUDA graph could not hold. Operators in `hidden` are made opaque, like random ones."""
+    context = FxLowering(unroll_foreach(graph), torch.device(device), inductor_random, hidden)
     context.lower()
     return context.finish(in_place)
 
@@ -76,9 +81,16 @@ def lower(
 class FxLowering(LoweringContext[torch.fx.Node]):
     """What each value of the IR graph has become in the FX graph."""
 
-    def __init__(self, graph: Graph, device: torch.device, inductor_random: bool = False) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        device: torch.device,
+        inductor_random: bool = False,
+        hidden: frozenset[str] = frozenset(),
+    ) -> None:
         super().__init__(graph)
         self._inductor_random = inductor_random
+        self._hidden = hidden
         self.fx = torch.fx.Graph()
         self.device = device
         self._vectors: dict[str, NumberVector] = {}
@@ -118,7 +130,7 @@ class FxLowering(LoweringContext[torch.fx.Node]):
     def emit(self, node: Node, args: tuple[Any, ...]) -> Sequence[torch.fx.Node | None]:
         if self._inductor_random and node.op == "aten::native_dropout" and node.seed is not None:
             return self._dropout(node, args)
-        if is_opaque(node):
+        if is_opaque(node) or node.op in self._hidden:
             return self._opaque(node, args)
         if node.op in FORMS and any(isinstance(arg, Number) for arg in node.args):
             return [with_tensors(self._call, node, args, self._is_element.__contains__)]
@@ -170,7 +182,7 @@ class FxLowering(LoweringContext[torch.fx.Node]):
             count = len(remaining) - (len(described.fresh) - 1) if described.returns[index] != "Tensor" else 1
             values, remaining = remaining[:count], remaining[count:]
             if all(value is None for value in values):  # picking nothing would leave a node without a value
-                outputs.extend(values)
+                outputs.extend([None] * count)
                 continue
             part = made if single else self._call(python_operator.getitem, made, index)
             for position, value in enumerate(values):

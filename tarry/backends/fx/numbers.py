@@ -1,8 +1,8 @@
 """Python numbers as inputs of an FX graph: operators that take a number, written with a tensor of one element instead.
 
-An FX graph's inputs are tensors, and most arithmetic has a form that takes one where it takes a number. The numbers come
-in as two vectors (float64 and int64). Computing with an element of one has to give what the number would have given: it
-is cast to the type in which eager PyTorch computes, and the result to the type that was recorded.
+An FX graph's inputs are tensors, and most arithmetic has a form that takes one where it takes a number. The numbers
+come in as two vectors (float64 and int64). Computing with an element of one has to give what the number would have
+given: it is cast to the type in which eager PyTorch computes, and the result to the type that was recorded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Operators that a compiler must not look into, as pure operators of the namespace `tarry_opaque`.
 
-A random operator draws from the seed that its node carries, and gives the bits that eager PyTorch gives for that seed; an
-operator that writes and has no pure form runs on copies. Either becomes a pure operator with the same arguments, but
+A random operator draws from the seed that its node carries, and gives the bits that eager PyTorch gives for that seed;
+an operator that writes and has no pure form runs on copies. Either becomes a pure operator with the same arguments, but
 for the generator: in its place stands the seed, as a tensor of one int64, so that it can be an input of a compiled
 program.
 """
@@ -71,7 +71,7 @@ def is_opaque(node: Node) -> bool:
     """Whether a node has to be called through `opaque`."""
     if node.op.startswith("aten::_scaled_dot_product") and node.args[operator(node.op).index_of("dropout_p")] == 0.0:
         return False  # random in name only
-    return node.kept or node.seed is not None or any(isinstance(arg, Number) and arg.kind == "seed" for arg in node.args)
+    return node.kept or seed_of(node) is not None
 
 
 def seed_of(node: Node) -> Number | None:

@@ -1,0 +1,32 @@
+"""The TorchScript backend: a step becomes a TorchScript graph, which PyTorch's JIT runs on the CPU or on CUDA.
+
+jit.py        what is used of torch._C: graphs, types, the executor
+writes.py     which nodes of a pure graph may write into their operands' buffers
+lowering.py   TSLoweringContext: from a tarry graph to a TorchScript graph
+data.py       TSData: a handle to a tensor or number
+"""
+
+from __future__ import annotations
+
+from tarry.backends.base import Backend, Capabilities, Computation
+from tarry.backends.torchscript.data import TSData
+from tarry.backends.torchscript.lowering import TSLoweringContext
+from tarry.ir.graph import Graph
+from tarry.ir.layout import TensorType
+
+__all__ = ["TSData", "TSLoweringContext", "TorchScriptBackend"]
+
+
+class TorchScriptBackend(Backend):
+    """Every operator of ATen, numbers and seeds as inputs, parameters updated in place; same kernels as eager."""
+
+    name = "torchscript"
+    capabilities = Capabilities(updates_in_place=True)
+
+    def compile(self, graph: Graph) -> Computation:
+        context = TSLoweringContext(graph, device=self.device)
+        context.lower()
+        return context.build()
+
+    def placeholder(self, type_: TensorType) -> TSData:
+        return TSData(type_, self)

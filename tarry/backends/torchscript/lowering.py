@@ -1,0 +1,276 @@
+"""Lowering to TorchScript: each node becomes a node of a torch._C.Graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tarry.backends.base import Computation
+from tarry.backends.lowering import LoweringContext
+from tarry.backends.torchscript import jit
+from tarry.backends.torchscript.jit import JitBuilder, JitGraph, JitValue
+from tarry.backends.torchscript.program import Program
+from tarry.backends.torchscript.writes import SCATTERS, Writes, plan_writes, writing_form
+from tarry.errors import Unsupported
+from tarry.ir.graph import HERE, Graph, Node, Number, Value
+from tarry.ir.layout import VIEW_RULES, is_injective
+from tarry.ir.operators import operator, overload
+
+_REAL = (torch.float64, torch.int64)
+_FOREACH_NUMBERS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "aten::_foreach_add.Scalar": ("aten::_foreach_add.Tensor", (1,)),
+    "aten::_foreach_add_.Scalar": ("aten::_foreach_add_.Tensor", (1,)),
+    "aten::_foreach_mul.Scalar": ("aten::_foreach_mul.Tensor", ()),
+    "aten::_foreach_mul_.Scalar": ("aten::_foreach_mul_.Tensor", ()),
+    "aten::_foreach_div.Scalar": ("aten::_foreach_div.Tensor", ()),
+    "aten::_foreach_div_.Scalar": ("aten::_foreach_div_.Tensor", ()),
+}
+"""Operators on lists that take a number, with the one that takes a tensor, and the arguments that only that one has."""
+
+
+class TSLoweringContext(LoweringContext[JitValue]):
+    """A TorchScript graph under construction.
+
+    Its inputs are the parameters (`p0`, ...), then the numbers that are used (`n0`, ...; a seed is an int) and
+    generators if random operators need them, in the order of `feeds`. `into` continues a graph that is there already,
+    for partial lowering: `emitted` then holds values of it. Nodes are lowered in the order of the graph.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        emitted: Mapping[Value, JitValue] | None = None,
+        *,
+        device: str = "cpu",
+        into: JitGraph | None = None,
+    ) -> None:
+        super().__init__(graph, emitted)
+        self.builder = JitBuilder(into)
+        self.device = torch.device(device)
+        self.feeds: list[int | torch.Generator] = []
+        """What the inputs after the parameters are given: the number of an index, or a generator."""
+        self.borrowed: torch.Generator | None = None
+        """The device's own generator, if the program seeds it: its state has to be given back."""
+        self.writes = Writes() if emitted else plan_writes(graph)
+        self._position = {id(node): k for k, node in enumerate(graph.nodes)}
+        self._inputs = frozenset(graph.inputs)
+        self._numbers: dict[int, JitValue] = {}
+        self._generators: dict[str, JitValue] = {}
+        # Values that surely have the strides of their type. Others may have different ones: a kernel need not return
+        # what its meta kernel promised, and within a graph that only matters to a few operators.
+        self._exact: set[Value] = set(graph.inputs)
+        self._node: Node | None = None  # the one that is being lowered
+        self._dtype: torch.dtype | None = None  # what it computes in, see _computed_in
+
+    # ---- the parts of a node
+
+    def parameter(self, position: int, value: Value) -> JitValue:
+        return self.builder.input(f"p{position}", jit.TENSOR)
+
+    def number(self, number: Number) -> JitValue:
+        """The number as an input; one that stands for a tensor becomes that tensor, a seed a generator."""
+        if number.kind == "seed":
+            return self._seeded("generator", lambda: torch.Generator(self.device), number)
+        made = self._number_input(number)
+        if number.kind != "wrapped":
+            return made
+        if self._dtype is not None and number.dtype in _REAL:
+            return self._scalar_tensor(made, self._dtype)
+        return self.builder.one("tarry::wrapped_number", (self.builder.operand(made, jit.NUMBER),))
+
+    def constant(self, constant: Any) -> Any:
+        return self.device if constant is HERE else constant
+
+    def _number_input(self, number: Number) -> JitValue:
+        if number.index not in self._numbers:
+            type_ = jit.INT if number.kind == "seed" else jit.NUMBER_TYPES[number.dtype]
+            self._numbers[number.index] = self.builder.input(f"n{number.index}", type_)
+            self.feeds.append(number.index)
+        return self._numbers[number.index]
+
+    def _scalar_tensor(self, number: JitValue, dtype: torch.dtype) -> JitValue:
+        return self._one("aten::scalar_tensor", number, dtype, None, torch.device("cpu"), None)
+
+    def _seeded(self, name: str, make: Callable[[], torch.Generator], seed: Number) -> JitValue:
+        """A generator that was just seeded. One serves all nodes: each seeds it anew before it draws."""
+        number = self._number_input(seed)
+        if name not in self._generators:
+            self._generators[name] = self.builder.input(name, jit.GENERATOR)
+            self.feeds.append(make())
+        return self.builder.one("aten::manual_seed", (self._generators[name], number), jit.GENERATOR)
+
+    def _borrow_generator(self) -> torch.Generator:
+        """The device's generator, which operators draw from that take none."""
+        if self.device.type == "cuda":
+            torch.cuda.init()
+            self.borrowed = torch.cuda.default_generators[self.device.index or 0]
+        else:
+            self.borrowed = torch.default_generator
+        return self.borrowed
+
+    # ---- nodes
+
+    def lower_node(self, node: Node) -> None:
+        self._node, self._dtype = node, _computed_in(node)
+        super().lower_node(node)
+
+    def emit(self, node: Node, args: tuple[Any, ...]) -> Sequence[JitValue | None]:
+        if node.seed is not None:
+            self._seeded("default_generator", self._borrow_generator, node.seed)
+        if node.op in VIEW_RULES:
+            return [self._view(node, args)]
+        if node.op == "aten::as_strided_scatter":
+            return [self._strided_scatter(node, args)]
+        in_place = self._position.get(id(node)) in self.writes.nodes
+        if node.op in SCATTERS and in_place:
+            base, source, *window = args
+            self._one("aten::copy_", self._one(SCATTERS[node.op], base, *window), source, False)
+            return [base]
+        if node.kept:
+            return self._written(node.op, args if in_place else self._copies(node, args))
+        op, form = node.op, writing_form(node.op) if in_place else None
+        if form is not None:
+            op, args = form.op, tuple(args[k] for k in form.args)
+        if op in _FOREACH_NUMBERS and self.device.type == "cpu" and self._dtype is not None:
+            # The loop that runs it on a CPU would make a tensor of the number, and convert it, for each element.
+            tensors, number = args
+            op, rest = _FOREACH_NUMBERS[op]
+            args = (tensors, self._scalar_tensor(number, self._dtype), *rest)
+        return self._call(op, args) if form is None else self._written(op, args)
+
+    def _one(self, op: str, *args: Any) -> JitValue:
+        """Append an operator with one result."""
+        return self._append(op, args).output()
+
+    def _append(self, op: str, args: Sequence[Any]) -> Any:
+        schema = jit.schema(overload(op))
+        operands = [
+            self.builder.operand(arg, argument.type) for arg, argument in zip(args, schema.arguments, strict=True)
+        ]
+        made = self.builder.node(op.partition(".")[0], operands, [ret.type for ret in schema.returns])
+        try:
+            found = jit.matched_operator(made)
+        except RuntimeError as error:
+            raise Unsupported(self._node, f"TorchScript does not know it: {str(error).splitlines()[0]}") from error
+        if found != op:
+            raise Unsupported(self._node, f"TorchScript takes it for {found}")
+        for index in operator(op).written:
+            self.builder.keep_list(operands[index])
+        return made
+
+    def _call(self, op: str, args: tuple[Any, ...]) -> list[JitValue | None]:
+        """Append an operator; returns its fresh results."""
+        described = operator(op)
+        outputs = list(self._append(op, args).outputs())
+        results: list[JitValue | None] = []
+        for index in described.fresh:
+            if described.returns[index] == "Tensor":
+                results.append(outputs[index])
+            else:
+                length = self._list_length(op, args, index)
+                results += self.builder.node("prim::ListUnpack", (outputs[index],), [jit.TENSOR] * length).outputs()
+        return results
+
+    def _list_length(self, op: str, args: tuple[Any, ...], index: int) -> int:
+        """How many tensors there are in a list that an operator returns."""
+        assert self._node is not None
+        described = operator(op)
+        source = described.index_of(jit.schema(overload(op)).returns[index].name.removesuffix("_out"))
+        if source >= 0:  # a fused optimizer returns each list that it updates
+            return len(args[source])
+        if sum(described.returns[k] != "Tensor" for k in described.fresh) > 1:
+            raise Unsupported(self._node, "it returns several lists of unknown lengths")
+        return len(self._node.outputs) - len(described.fresh) + 1
+
+    def _written(self, op: str, args: tuple[Any, ...]) -> list[JitValue | None]:
+        """Append an operator that writes; returns its fresh results, then the arguments that it has written."""
+        results = self._call(op, args)
+        for index in operator(op).written:
+            written = args[index] if isinstance(args[index], tuple) else (args[index],)
+            results.extend(item for item in written if item is not None)
+        return results
+
+    def _copies(self, node: Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments, with copies of those that the operator writes."""
+        copied = list(args)
+        for index in operator(node.op).written:
+            arg, values = args[index], node.args[index]
+            if isinstance(values, tuple):
+                copied[index] = tuple(
+                    self._copy(item, value) if isinstance(value, Value) else item
+                    for item, value in zip(arg, values, strict=True)
+                )
+            elif isinstance(values, Value):
+                copied[index] = self._copy(arg, values)
+        return tuple(copied)
+
+    def _copy(self, made: JitValue, value: Value) -> JitValue:
+        """A copy in a buffer of its own that has the strides of the value's type."""
+        sizes, strides, dtype = value.type.sizes, value.type.strides, value.type.dtype
+        if value.type.is_contiguous:
+            return self._one("aten::clone", made, torch.contiguous_format)
+        if is_injective(sizes, strides):
+            buffer = self._one("aten::empty_strided", sizes, strides, dtype, torch.strided, self.device, False)
+            return self._one("aten::copy_", buffer, made, False)
+        if value not in self._exact:
+            raise Unsupported(self._node, "it needs a copy of overlapping elements whose strides are not known")
+        flat = self._one("aten::as_strided", made, (value.type.extent,), (1,), None)
+        copy = self._one("aten::clone", flat, torch.contiguous_format)
+        return self._one("aten::as_strided", copy, sizes, strides, 0)
+
+    # ---- operators that depend on strides
+
+    def _view(self, node: Node, args: tuple[Any, ...]) -> JitValue:
+        op, (source, *rest) = node.op, args
+        base = node.operands[0]
+        exact = base in self._exact
+        if op == "aten::as_strided":
+            if base not in self._inputs:  # offsets count from the start of the value's own buffer
+                source = self._copy(source, base)
+            exact = True
+        elif op in ("aten::view.dtype", "aten::view_as_complex") and not exact:
+            source, exact = self._copy(source, base), True
+        elif op == "aten::view" and not exact:
+            op = "aten::reshape"  # a view where one exists
+        elif op == "aten::view_as_real":
+            source = self._one("aten::resolve_conj", source)
+        if op == "aten::view.dtype":  # TorchScript refuses to know it: too like a view with one size
+            op, exact = "aten::view_copy.dtype", node.results[0].type.is_contiguous
+        if exact:
+            self._exact.update(node.results)
+        return self._one(op, source, *rest)
+
+    def _strided_scatter(self, node: Node, args: tuple[Any, ...]) -> JitValue:
+        base, source, *window = args
+        copy = self._copy(base, node.operands[0])
+        self._one("aten::copy_", self._one("aten::as_strided", copy, *window), source, False)
+        return copy
+
+    # ---- the program
+
+    def build(self) -> Computation:
+        """The program, which returns what is not written in place."""
+        in_place = self.writes.outputs
+        returned = [k for k in range(len(self.results)) if k not in in_place]
+        graph = self.builder.finish([self.results[k] for k in returned])
+        run = Program(
+            jit.Executable(graph),
+            self.feeds,
+            returned,
+            [value.type for value in self.graph.outputs],
+            self.device,
+            self.borrowed,
+        )
+        return Computation(run, self.graph, in_place, lambda: str(graph))
+
+
+def _computed_in(node: Node) -> torch.dtype | None:
+    """The dtype that a pointwise node computes in, if all its tensors have it and a number rounded to it is as good as
+    the number itself. Kernels for types of less precision use the number's full precision."""
+    dtypes = {value.type.dtype for value in (*node.operands, *node.results)}
+    if len(dtypes) != 1 or not dtypes <= {torch.float32, torch.float64}:
+        return None
+    pointwise = node.op.startswith("aten::_foreach_") or torch.Tag.pointwise in overload(node.op).tags
+    return dtypes.pop() if pointwise else None

@@ -1,0 +1,230 @@
+"""A compiled program in the runtime's hands: from a recorded batch to the backend's function and back to the storages.
+
+What is the same for all backends is here: data of their own, operators that they do not know, the check of their
+results, and what their faults are turned into. A backend only sees graphs, data and numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from tarry import events
+from tarry.backends.base import Backend, Batch, Computation, PythonNumber
+from tarry.backends.partition import Part, partition
+from tarry.config import config
+from tarry.errors import BackendError, FallbackError
+from tarry.ir.evaluate import run_node
+from tarry.ir.graph import Graph, Node, Value, producers
+from tarry.ir.text import node_text
+from tarry.runtime.data import as_typed, converts, empty, opaque_inputs, opaque_results, ordinal_of, real_device
+from tarry.runtime.dispatch import PlainDispatch, uninterrupted
+
+_UNGUARDED: AbstractContextManager[None] = nullcontext()
+
+
+class CompiledProgram:
+    """A compiled program, in parts if the backend does not know all its operators."""
+
+    def __init__(self, backend: Backend, graph: Graph, plain: Callable[[], object]) -> None:
+        self._backend = backend
+        self._graph = graph
+        self._plain = plain
+        self._opaque = backend.capabilities.opaque_data
+        self._converts = not self._opaque and converts(backend)
+        self._unknown = {node: None for node in graph.nodes if not backend.supports(node)}  # a set in order
+        self._whole: Computation | None = None
+        self._parts: list[tuple[Part, Computation | None]] = []
+        if not self._unknown:
+            self._whole = _compile(backend, graph)
+        else:
+            for part in partition(graph, backend.supports):
+                self._parts.append((part, None if part.graph is None else _compile(backend, part.graph)))
+        # Outputs that are written into the buffer of the input that they replace.
+        self._in_place: dict[int, int] = {}
+        for k in sorted(self._whole.in_place) if self._whole else ():
+            replaced = graph.replaces[k]
+            assert replaced is not None  # see _compile
+            self._in_place[k] = replaced
+        self._update = list(self._in_place.values())  # positions of inputs
+        read = {value for node in graph.nodes for value in node.operands}
+        self._unread = [k for k, value in enumerate(graph.inputs) if value not in read]
+
+    def text(self) -> str:
+        """The program as the backend's compiler sees it, part by part."""
+        if self._whole is not None:
+            return self._whole.backend_text
+        pieces = []
+        for part, compiled in self._parts:
+            if compiled is not None:
+                pieces.append(compiled.backend_text)
+            else:
+                pieces += ["on the real device:", *(f"  {node_text(node)}" for node in part.nodes)]
+        return "\n".join(pieces)
+
+    def run(self, batch: Batch, numbers: list[PythonNumber]) -> None:
+        """Compute a batch and commit the results."""
+        if self._unknown and config.fallback == "error":
+            raise _fallback_error(self._backend, next(iter(self._unknown)))
+        with uninterrupted() if self._in_place else _UNGUARDED:
+            try:
+                with PlainDispatch(self._plain):
+                    outputs = self._run_opaque(batch, numbers) if self._opaque else self._run(batch, numbers)
+                    self._commit(batch, outputs)
+            except Exception as error:
+                self._diagnose(batch, error)
+
+    def _run(self, batch: Batch, numbers: list[PythonNumber]) -> list[Any]:
+        """The results as tensors. The native part checks them where they are committed: nothing here looks at each."""
+        backend = self._backend
+        inputs: list[Any] = batch.inputs(self._update)
+        for k in self._unread:
+            if inputs[k] is None:
+                inputs[k] = empty(self._graph.inputs[k].type, real_device(backend, batch.device))
+        if self._converts:
+            inputs = list(map(backend.to_data, inputs))
+        results = self._results(inputs, numbers, batch)
+        _check_count(results, len(self._graph.outputs))
+        outputs: list[Any] = list(results)
+        for k in self._in_place:
+            outputs[k] = None
+        if self._converts:
+            outputs = [None if k in self._in_place else backend.to_tensor(data) for k, data in enumerate(outputs)]
+        if list(map(type, outputs)).count(type(None)) != len(self._in_place):  # to commit, None means 'in place'
+            raise self._fault(outputs) or AssertionError("unreachable")
+        return outputs
+
+    def _run_opaque(self, batch: Batch, numbers: list[PythonNumber]) -> list[torch.Tensor]:
+        """The results as tensors that stand in for them."""
+        backend, graph = self._backend, self._graph
+        given = opaque_inputs(backend, batch, graph.inputs, self._update)
+        results = self._results([data.value for data in given], numbers, batch)
+        _check_count(results, len(graph.outputs))
+        rewritten = {k: given[position] for k, position in self._in_place.items()}
+        return opaque_results(backend, graph.outputs, results, given, rewritten)
+
+    def _results(self, inputs: list[Any], numbers: list[PythonNumber], batch: Batch) -> Sequence[Any]:
+        if self._whole is not None:
+            return self._whole.run(inputs, numbers)
+        environment: dict[Value, Any] = dict(zip(self._graph.inputs, inputs, strict=True))
+        inputs.clear()
+        for part, compiled in self._parts:
+            if compiled is not None:
+                self._run_part(part, compiled, environment, numbers)
+            else:
+                self._run_on_device(part, environment, numbers, batch.device)
+            for value in part.drops:
+                del environment[value]
+        return [environment[value] for value in self._graph.outputs]
+
+    def _run_part(
+        self, part: Part, compiled: Computation, environment: dict[Value, Any], numbers: list[PythonNumber]
+    ) -> None:
+        results = compiled.run([environment[value] for value in part.takes], numbers)
+        _check_count(results, len(part.gives))
+        for value, result in zip(part.gives, results, strict=True):
+            plain = not self._opaque and not self._converts
+            environment[value] = self._typed(value, result) if plain else result
+
+    def _run_on_device(
+        self, part: Part, environment: dict[Value, Any], numbers: list[PythonNumber], device: int
+    ) -> None:
+        """Run operators that the backend does not know, on the real device."""
+        backend = self._backend
+        here = real_device(backend, device)
+        fallback = torch.device(backend.fallback_device(ordinal_of(backend, device)))
+        local: dict[Value, torch.Tensor] = {}
+        for value in part.takes:
+            local[value] = self._typed(value, backend.to_tensor(environment[value])).to(fallback)
+        for node in part.nodes:
+            if node in self._unknown:  # others are views that these read
+                site = node.site
+                events.emit(
+                    "fallback",
+                    op=node.op,
+                    reason=f"backend {backend.name!r} does not support it",
+                    file=site.file if site else "",
+                    line=site.line if site else 0,
+                )
+            run_node(node, local, numbers, fallback)
+        for value in part.gives:
+            environment[value] = backend.to_data(self._typed(value, local[value]).to(here))
+
+    def _typed(self, value: Value, tensor: Any) -> torch.Tensor:
+        return as_typed(tensor, value.type, lambda: f"its program{self._made_by(value)}")
+
+    # ---- results and faults
+
+    def _commit(self, batch: Batch, outputs: Sequence[Any]) -> None:
+        try:
+            batch.commit(list(outputs))
+        except Exception as error:
+            raise self._fault(outputs) or error from None
+
+    def _fault(self, outputs: Sequence[Any]) -> BackendError | None:
+        """What is wrong with the results, if they are what is wrong."""
+        for k, (value, tensor) in enumerate(zip(self._graph.outputs, outputs, strict=True)):
+            if k in self._in_place:
+                continue
+            if not isinstance(tensor, torch.Tensor):
+                return BackendError(f"result {k} is a {type(tensor).__name__}, not a tensor{self._made_by(value)}")
+            if tuple(tensor.shape) != value.type.sizes or tensor.dtype != value.type.dtype:
+                return BackendError(
+                    f"result {k} is {tensor.dtype} of shape {tuple(tensor.shape)}, but {value.type.dtype} of shape "
+                    f"{value.type.sizes} was recorded{self._made_by(value)}"
+                )
+        return None
+
+    def _made_by(self, value: Value) -> str:
+        node = producers(self._graph).get(value)
+        return f", by {node_text(node)}" if node is not None else ""
+
+    def _diagnose(self, batch: Batch, error: Exception) -> None:
+        """A program failed. If the reference path fails as well, the error is the program's own, and that path says at
+        which line; if it does not, the fault is the backend's, and the values are there all the same."""
+        batch.interpret(interruptible=False)
+        raise BackendError(
+            f"backend {self._backend.name!r} failed to run {describe(self._graph)}: {error}\n"
+            f"The values were computed by the reference path instead, so nothing is lost. tarry.set_backend('eager') "
+            f"goes on without this backend."
+        ) from error
+
+
+def _check_count(results: Any, expected: int) -> None:
+    if not isinstance(results, Sequence):
+        raise BackendError(f"it gave a {type(results).__name__}, not a list of results")
+    if len(results) != expected:
+        raise BackendError(f"it gave {len(results)} results for {expected} outputs")
+
+
+def _compile(backend: Backend, graph: Graph) -> Computation:
+    made = backend.compile(graph)
+    if not isinstance(made, Computation):
+        if not callable(made):
+            raise BackendError(f"backend {backend.name!r}: compile(graph) gave {made!r}, which cannot be called")
+        return Computation(made, graph)
+    # The runtime may have taken an entry out of `replaces`: an update there would not be safe.
+    for k in made.in_place:
+        if not 0 <= k < len(graph.replaces) or graph.replaces[k] is None:
+            raise BackendError(
+                f"backend {backend.name!r}: output {k} is among its in_place, but graph.replaces has no input for it"
+            )
+    return made
+
+
+def _fallback_error(backend: Backend, node: Node) -> FallbackError:
+    return FallbackError(
+        f"{node.op} has to run on the real device because backend {backend.name!r} does not support it (at "
+        f"{node.site or 'an unknown line'}), and tarry.config.fallback is 'error'. Avoid it there, or set "
+        f"tarry.config.fallback = 'allow'."
+    )
+
+
+def describe(graph: Graph) -> str:
+    """A graph in a few words: its size, and the lines of the program that it spans."""
+    sites = [node.site for node in graph.nodes if node.site is not None]
+    where = f", recorded from {sites[0]} to {sites[-1]}" if sites else ""
+    return f"a step of {len(graph.nodes)} operators{where}"
