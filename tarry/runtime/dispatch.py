@@ -7,7 +7,8 @@ again on the operators that compute it.
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # `signal` without its enumerations, which cost more than the calls: this is done every step
+# `signal` without its enumerations, which cost more than the calls: this is done every step.
+import _signal  # type: ignore[import-not-found]
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

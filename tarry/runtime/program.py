@@ -35,7 +35,7 @@ class CompiledProgram:
         self._plain = plain
         self._opaque = backend.capabilities.opaque_data
         self._converts = not self._opaque and converts(backend)
-        self._unknown = {node: None for node in graph.nodes if not backend.supports(node)}  # a set in order
+        self._unknown = [node for node in graph.nodes if not backend.supports(node)]
         self._whole: Computation | None = None
         self._parts: list[tuple[Part, Computation | None]] = []
         if not self._unknown:
@@ -68,7 +68,7 @@ class CompiledProgram:
     def run(self, batch: Batch, numbers: list[PythonNumber]) -> None:
         """Compute a batch and commit the results."""
         if self._unknown and config.fallback == "error":
-            raise _fallback_error(self._backend, next(iter(self._unknown)))
+            raise _fallback_error(self._backend, self._unknown[0])
         with uninterrupted() if self._in_place else _UNGUARDED:
             try:
                 with PlainDispatch(self._plain):
@@ -94,7 +94,9 @@ class CompiledProgram:
         if self._converts:
             outputs = [None if k in self._in_place else backend.to_tensor(data) for k, data in enumerate(outputs)]
         if list(map(type, outputs)).count(type(None)) != len(self._in_place):  # to commit, None means 'in place'
-            raise self._fault(outputs) or AssertionError("unreachable")
+            fault = self._fault(outputs)
+            assert fault is not None
+            raise fault
         return outputs
 
     def _run_opaque(self, batch: Batch, numbers: list[PythonNumber]) -> list[torch.Tensor]:
@@ -136,11 +138,12 @@ class CompiledProgram:
         backend = self._backend
         here = real_device(backend, device)
         fallback = torch.device(backend.fallback_device(ordinal_of(backend, device)))
+        unknown = set(map(id, self._unknown))
         local: dict[Value, torch.Tensor] = {}
         for value in part.takes:
             local[value] = self._typed(value, backend.to_tensor(environment[value])).to(fallback)
         for node in part.nodes:
-            if node in self._unknown:  # others are views that these read
+            if id(node) in unknown:  # others are views that these read
                 site = node.site
                 events.emit(
                     "fallback",

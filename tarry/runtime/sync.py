@@ -85,10 +85,10 @@ class Runtime:
                     events.emit("error", stage="set_backend", backend=old.name, error=repr(error))
                 self._retire(old)
             self._cache.clear()
-            self._backend = None
             try:
                 self._start(chosen, device if chosen is backend else None, old)
             except BaseException:
+                self._backend = None
                 if old is not None and old is not chosen:
                     self._start(old, None, None)  # its data were moved out: it begins anew
                 raise

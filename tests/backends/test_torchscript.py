@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,13 +17,18 @@ from tarry.backends.lowering import post_order
 from tarry.backends.torchscript import TorchScriptBackend, TSData, TSLoweringContext
 from tarry.backends.torchscript.writes import plan_writes, writing_form
 from tarry.cli.demo_model import GPT, GPTConfig
-from tarry.errors import BackendError, Unsupported
+from tarry.errors import BackendError, IRError, Unsupported
 from tarry.events import expect, record
+from tarry.ir.build import from_raw
 from tarry.ir.evaluate import evaluate
 from tarry.ir.graph import Graph, Node
 from tarry.ir.layout import TensorType
 from tarry.ir.text import parse
 from tarry.native import C
+from tarry.passes.donation import safe_updates
+from tarry.passes.pipeline import run
+from tests.ir.raw import same_bits
+from tests.ir.strategies import draw_program
 
 USES_DEVICE = True
 
@@ -480,6 +487,45 @@ def test_a_scatter_into_a_dead_buffer_is_a_copy_into_a_window() -> None:
     assert dump.count("aten::copy_") == 2
 
 
+def _check_program(data: st.DataObject, most: int) -> None:
+    recorder = draw_program(data.draw, most)
+    try:
+        graph = safe_updates(run(from_raw(recorder.raw())))
+    except IRError:  # a matter of the passes, which have tests of their own
+        reject()
+    given_inputs = recorder.inputs()
+    expected = evaluate(graph, given_inputs)
+    inputs = [_copy(tensor) for tensor in given_inputs]
+    made = TorchScriptBackend().compile(graph)
+    actual = list(made.run(inputs, [number.value for number in graph.numbers]))
+    overwritten = {}
+    for k in made.in_place:
+        replaced = graph.replaces[k]
+        assert replaced is not None
+        actual[k] = overwritten[replaced] = inputs[replaced]
+    for k, (a, e) in enumerate(zip(actual, expected, strict=True)):
+        assert same_bits(a.contiguous(), e.contiguous()), f"output {k} of\n{graph}\nby\n{made.backend_text}"
+    for k, (after, before) in enumerate(zip(inputs, given_inputs, strict=True)):
+        assert k in overwritten or same_bits(after, before), f"input {k} of\n{graph}\nby\n{made.backend_text}"
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_programs_of_views_and_writes(data: st.DataObject) -> None:
+    _check_program(data, 6)
+
+
+@pytest.mark.slow
+@settings(max_examples=600)
+@given(st.data())
+def test_programs_of_views_and_writes_at_length(data: st.DataObject) -> None:
+    _check_program(data, 12)
+
+
 @pytest.mark.parametrize("optimizer", [_momentum, _adamw, _fused])
 def test_parameters_and_state_are_updated_in_their_buffers(
     optimizer: Callable[[nn.Module], torch.optim.Optimizer],
@@ -528,7 +574,7 @@ def test_an_index_out_of_range_names_the_line_and_leaves_the_model_as_it_was() -
 # ---- CUDA
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["mlp", "gpt", "convnet"])
 def test_training_on_cuda(name: str) -> None:
     tarry.set_backend("torchscript", device="cuda")
@@ -538,7 +584,7 @@ def test_training_on_cuda(name: str) -> None:
         torch.testing.assert_close(a, e, rtol=1e-2, atol=1e-3)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 def test_dropout_on_cuda_draws_the_same_bits_as_the_reference_path() -> None:
     def draws() -> list[Tensor]:
         torch.manual_seed(5)

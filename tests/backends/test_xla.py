@@ -612,6 +612,14 @@ def test_other_operators_run_on_the_real_device(xla: None) -> None:
         assert y.tolist() == [7.0, 7.0, 7.0]
 
 
+def test_dtypes_that_jax_lacks_run_on_the_real_device(xla: None) -> None:
+    x = torch.tensor([1.0, 2.0], dtype=torch.float16, device="tarry")
+    with record() as seen:  # they meet in complex32
+        assert (x == 1 + 0j).tolist() == [True, False]
+    assert {event.fields["op"] for event in seen if event.kind == "fallback"} == {"aten::eq.Scalar"}
+    assert not [event for event in seen if event.kind in ("interpreted", "error")]
+
+
 def test_a_lowering_that_fails_costs_no_values(xla: None, monkeypatch: pytest.MonkeyPatch) -> None:
     from tarry.backends.xla.table import LOWERINGS, Lowering
 

@@ -15,7 +15,7 @@ from tarry.backends.torchscript.program import Program
 from tarry.backends.torchscript.writes import SCATTERS, Writes, plan_writes, writing_form
 from tarry.errors import Unsupported
 from tarry.ir.graph import HERE, Graph, Node, Number, Value
-from tarry.ir.layout import VIEW_RULES, is_injective
+from tarry.ir.layout import VIEW_RULES, TensorType, is_injective, memory_order
 from tarry.ir.operators import operator, overload
 
 _REAL = (torch.float64, torch.int64)
@@ -119,6 +119,11 @@ class TSLoweringContext(LoweringContext[JitValue]):
     def emit(self, node: Node, args: tuple[Any, ...]) -> Sequence[JitValue | None]:
         if node.seed is not None:
             self._seeded("default_generator", self._borrow_generator, node.seed)
+        if operator(node.op).random:  # which element gets which number depends on strides
+            args = tuple(
+                self._in_strides(arg, value) if isinstance(value, Value) else arg
+                for arg, value in zip(args, node.args, strict=True)
+            )
         if node.op in VIEW_RULES:
             return [self._view(node, args)]
         if node.op == "aten::as_strided_scatter":
@@ -214,13 +219,32 @@ class TSLoweringContext(LoweringContext[JitValue]):
         if is_injective(sizes, strides):
             buffer = self._one("aten::empty_strided", sizes, strides, dtype, torch.strided, self.device, False)
             return self._one("aten::copy_", buffer, made, False)
-        if value not in self._exact:
+        if value in self._exact:
+            flat = self._one("aten::as_strided", made, (value.type.extent,), (1,), None)
+            copy = self._one("aten::clone", flat, torch.contiguous_format)
+            return self._one("aten::as_strided", copy, sizes, strides, 0)
+        single = tuple(1 if stride == 0 else size for size, stride in zip(sizes, strides, strict=True))
+        if single == sizes:
             raise Unsupported(self._node, "it needs a copy of overlapping elements whose strides are not known")
-        flat = self._one("aten::as_strided", made, (value.type.extent,), (1,), None)
-        copy = self._one("aten::clone", flat, torch.contiguous_format)
+        for d in range(len(sizes)):
+            if single[d] != sizes[d]:
+                made = self._one("aten::slice.Tensor", made, d, 0, 1, 1)
+        copy = self._copy(made, Value(value.id, TensorType(dtype, single, strides)))
         return self._one("aten::as_strided", copy, sizes, strides, 0)
 
     # ---- operators that depend on strides
+
+    def _in_strides(self, made: JitValue, value: Value) -> JitValue:
+        """The value in the strides of its type; a copy only if it has others."""
+        if value in self._exact:
+            return made
+        if value.type.is_contiguous:
+            return self._one("aten::contiguous", made, torch.contiguous_format)
+        if not value.type.is_dense:
+            return self._copy(made, value) if is_injective(value.type.sizes, value.type.strides) else made
+        order = memory_order(value.type.sizes, value.type.strides)
+        packed = self._one("aten::contiguous", self._one("aten::permute", made, order), torch.contiguous_format)
+        return self._one("aten::permute", packed, tuple(order.index(d) for d in range(len(order))))
 
     def _view(self, node: Node, args: tuple[Any, ...]) -> JitValue:
         op, (source, *rest) = node.op, args
@@ -231,13 +255,14 @@ class TSLoweringContext(LoweringContext[JitValue]):
                 source = self._copy(source, base)
             exact = True
         elif op in ("aten::view.dtype", "aten::view_as_complex") and not exact:
-            source, exact = self._copy(source, base), True
+            source = self._one("aten::contiguous", source, torch.contiguous_format)
+            exact = node.results[0].type.is_contiguous
         elif op == "aten::view" and not exact:
             op = "aten::reshape"  # a view where one exists
         elif op == "aten::view_as_real":
             source = self._one("aten::resolve_conj", source)
         if op == "aten::view.dtype":  # TorchScript refuses to know it: too like a view with one size
-            op, exact = "aten::view_copy.dtype", node.results[0].type.is_contiguous
+            op, exact = "aten::view_copy.dtype", exact and node.results[0].type.is_contiguous
         if exact:
             self._exact.update(node.results)
         return self._one(op, source, *rest)

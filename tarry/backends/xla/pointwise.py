@@ -101,10 +101,15 @@ def _subtract(x: Array, y: Array, alpha: Array) -> Array:
     return x - alpha * y
 
 
-def _with_tensor_or_number(compute: Compute, functions: Mapping[str, Callable[..., Any]]) -> None:
+def _with_tensor_or_number(compute: Compute, functions: Mapping[str, Callable[..., Any]], **options: Any) -> None:
     """Register operators that have both forms."""
     for form in ("Tensor", "Scalar"):
-        pointwise(compute, {f"aten::{name}.{form}": function for name, function in functions.items()})
+        pointwise(compute, {f"aten::{name}.{form}": function for name, function in functions.items()}, **options)
+
+
+def _meets_in_known_dtype(node: Node) -> bool:
+    """A float16 tensor and a complex number do not."""
+    return promoted(*node.args[:2]) in JAX_DTYPES
 
 
 _with_tensor_or_number(
@@ -130,6 +135,7 @@ _with_tensor_or_number(
         "lt": jnp.less,
         "ne": jnp.not_equal,
     },
+    when=_meets_in_known_dtype,
 )
 
 pointwise(
