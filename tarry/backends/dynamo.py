@@ -51,7 +51,8 @@ class Traits:
     `dtypes`: those in which it computes exactly; None: all.
     `core_aten`: it knows the core ATen operators and not many more; others are decomposed first.
     `fake_inputs`: its examples may be fake tensors. Real ones take the memory of the step's inputs once more.
-    `owned_results`: results are in memory that torch has allocated, anew in each run. None: look at each of them.
+    `owned_results`: results are in memory that is made anew in each run. An engine may put its next results where the
+    last ones are, so those of a compiler that is not known for this are copied.
     `options`: options for it, unless others are given.
     """
 
@@ -62,7 +63,7 @@ class Traits:
     dtypes: frozenset[torch.dtype] | None = None
     core_aten: bool = False
     fake_inputs: bool = False
-    owned_results: bool | None = None
+    owned_results: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def take(self, node: Node) -> bool:
@@ -231,21 +232,11 @@ def _prepare(program: FxProgram, traits: Traits) -> tuple[torch.fx.GraphModule, 
     return module, examples, mode
 
 
-def _runner(program: FxProgram, compiled: Callable[..., Any], owned: bool | None) -> Run:
+def _runner(program: FxProgram, compiled: Callable[..., Any], owned: bool) -> Run:
     def run(inputs: list[Any], numbers: list[PythonNumber]) -> Sequence[Any]:
         results = compiled(*inputs, *program.number_tensors(numbers))
         if not isinstance(results, tuple | list):
             results = (results,)
-        return results if owned else [_own(result, owned) for result in results]
+        return results if owned else [r.clone() if isinstance(r, torch.Tensor) else r for r in results]
 
     return run
-
-
-def _own(result: Any, owned: bool | None) -> Any:
-    """The result in memory that nobody else will write to.
-
-    Memory that torch has not allocated is not the tensor's: an engine may put its next results there.
-    """
-    if not isinstance(result, torch.Tensor) or (owned is None and result.untyped_storage().resizable()):
-        return result
-    return result.clone()

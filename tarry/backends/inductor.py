@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,11 +15,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tarry.backends.base import Backend, Capabilities, Computation, PythonNumber
 from tarry.backends.fx import FxProgram, lower, takes_number
 from tarry.errors import Unsupported
-from tarry.ir.graph import Graph, Node, Number
+from tarry.ir.graph import Graph, Node, Number, Value
+from tarry.ir.layout import VIEW_RULES
 
 # Inductor's entry point for graphs that are flat and need no autograd is not public: checked on torch 2.11 and 2.13.
 # All uses of it are in this file.
 
+_PUTS = frozenset({"aten::masked_scatter", "aten::put", "aten::masked_fill.Scalar", "aten::masked_fill.Tensor"})
 _lock = threading.Lock()  # Inductor's configuration is patched process-wide while a graph is compiled
 
 
@@ -44,10 +47,12 @@ class InductorBackend(Backend):
         return takes_number(node, number, varied)
 
     def compile(self, graph: Graph) -> Computation:
-        program = lower(graph, self.device, inductor_random=self.cudagraphs)
         try:
+            program = lower(_without_scattered_updates(graph), self.device, inductor_random=self.cudagraphs)
             with _lock, self._configured():
                 compiled, source = _compile(program, self.cudagraphs)
+        except Unsupported:
+            raise
         except Exception as error:
             message = str(error).strip().splitlines() or [""]
             raise Unsupported(None, f"Inductor gave up: {type(error).__name__}: {message[0]}") from error
@@ -107,6 +112,33 @@ def _compile(program: FxProgram, cudagraphs: bool) -> tuple[Any, Any]:
                     static_input_idxs=_updated_inputs(program),
                 )
     return compiled, lambda: getattr(compiled, "source_code", "") or ""
+
+
+def _without_scattered_updates(graph: Graph) -> Graph:
+    """The graph with no update in place of an input that a scatter writes into.
+
+    Inductor (2.11, 2.13) lets such a scatter write into the input's buffer at once, whatever comes after it: a value
+    that is returned between the scatter and the last write then shows the last write, and a check that fails after the
+    scatter finds the input changed.
+    """
+    scattered = set(graph.inputs)  # an input, a view of one, or what a scatter made of one
+    found: dict[Value, Value] = {value: value for value in graph.inputs}
+    hit: set[Value] = set()
+    for node in graph.nodes:
+        base = node.args[0] if node.args and isinstance(node.args[0], Value) else None
+        scatters = "scatter" in node.op or "aten::index_" in node.op or node.op in _PUTS
+        if base in scattered and (scatters or node.op in VIEW_RULES or node.op == "aten::clone"):
+            for value in node.results:
+                scattered.add(value)
+                found[value] = found[base]
+            if scatters:
+                hit.add(found[base])
+    return replace(
+        graph,
+        replaces=tuple(
+            None if index is not None and graph.inputs[index] in hit else index for index in graph.replaces
+        ),
+    )
 
 
 def _updated_inputs(program: FxProgram) -> list[int]:

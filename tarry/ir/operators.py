@@ -159,3 +159,17 @@ def operator(name: str) -> Operator:
         ),
         random=random,
     )
+
+
+def list_length(op: str, args: tuple[Any, ...], outputs: int, index: int) -> int | None:
+    """How many of a node's outputs belong to return `index`, which is a list; None where the schema leaves it open.
+
+    A fused optimizer returns each list that it updates, under that argument's name with `_out` behind it.
+    """
+    described = operator(op)
+    source = described.index_of(overload(op)._schema.returns[index].name.removesuffix("_out"))
+    if source >= 0:
+        return len(args[source])
+    if sum(described.returns[k] != "Tensor" for k in described.fresh) > 1:
+        return None
+    return outputs - len(described.fresh) + 1

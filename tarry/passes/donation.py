@@ -15,9 +15,10 @@ from tarry.ir.operators import operator
 # inverted, a probability above one. Operators that are not PyTorch's own, or write to their arguments, may fail for any
 # reason. tests/passes/test_donation.py has real failures to compare with.
 _WORDS = """
-    assert bernoulli binary bincount binomial cauchy celu cholesky ctc dirichlet eig eigh embedding exponential gather
-    geometric geqrf grid histc index inverse linalg lstsq lu multi multilabel multinomial nll normal ormqr poisson put
-    random renorm scatter searchsorted segment solve svd take triangular uniform unpool2d unpool3d
+    assert bernoulli binary bincount binomial cauchy celu cholesky ctc dirichlet eig eigh embedding exponential fake
+    gather geometric geqrf grid histc index inverse linalg lstsq lu multi multilabel multinomial nll normal ormqr
+    poisson put quantize quantized random renorm scatter searchsorted segment solve svd take triangular uniform
+    unpool2d unpool3d
 """
 _CHECKED = frozenset(_WORDS.split())
 # Of integers, these fail on some: a division by zero, a negative power.

@@ -72,11 +72,12 @@ class Runtime:
 
     def set_backend(self, backend: str | Backend | Callable[..., Any] | None, device: str | None = None) -> None:
         """Change the backend. What is pending is computed by the old one first; live tensors move to the new device."""
+        refuse_apart()
         if backend is None:
             self._set_default(device)
             return
         chosen = _instance(backend, device)
-        with self._lock:
+        with self._alone():
             old = self._backend
             if old is not None:
                 try:
@@ -349,10 +350,14 @@ def _instance(backend: str | Backend | Callable[..., Any], device: str | None) -
             f"tarry.set_backend takes a name, a tarry.Backend instance or a torch.compile backend, not {backend!r}"
         )
     devices = made.devices() if device is None else (device,)
-    for real in map(torch.device, devices):
-        if real.type not in made.capabilities.device_types:
-            kinds = ", ".join(made.capabilities.device_types)
-            raise BackendError(f"backend {made.name!r} does not run on {str(real)!r}; it runs on {kinds}")
+    for name in devices:
+        kinds = made.capabilities.device_types
+        try:
+            real = torch.device(name)
+        except RuntimeError:
+            real = None
+        if real is None or real.type not in kinds:
+            raise BackendError(f"backend {made.name!r} does not run on {str(name)!r}; it runs on {', '.join(kinds)}")
         if real.type == "cuda" and not torch.cuda.is_available():
             raise BackendError(f"backend {made.name!r}: there is no CUDA device here; use device='cpu'")
     return made

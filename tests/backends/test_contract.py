@@ -200,7 +200,7 @@ def test_inputs_that_nobody_reads_may_be_missing(kind: type[Walking]) -> None:
         def walk(self, graph: Graph, inputs: list[Any], numbers: list[Any]) -> Any:
             inputs_seen.append(inputs)
             if not seen:
-                thread = threading.Thread(target=lambda: seen.append(values * 10))
+                thread = threading.Thread(target=lambda: seen.append(values * 10))  # noqa: F821 - deleted after the step
                 thread.start()
                 thread.join()
             return super().walk(graph, inputs, numbers)

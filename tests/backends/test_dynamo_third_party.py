@@ -1,4 +1,4 @@
-"""Compilers of other projects, through their torch.compile backends: `pip install tarry[compilers]` has what these need.
+"""Compilers of other projects, through their torch.compile backends: `pip install tarry[compilers]` brings them.
 
 They are not installed where the other tests run, and most of a test's time goes into their compiling.
 """

@@ -47,6 +47,7 @@ WITH_NUMBER: dict[str, Callable[[Tensor, float], object]] = {
     "number ** tensor": lambda t, v: torch.pow(abs(v), t),
     "fill": lambda t, v: t.clone().fill_(v),
     "full_like": lambda t, v: torch.full_like(t, v),
+    "full": lambda t, v: torch.full((2, 3), v, dtype=t.dtype, device=t.device),
     "clamp": lambda t, v: t.clamp(-v, v),
     "clamp_min": lambda t, v: t.clamp_min(v),
     "clamp_max": lambda t, v: t.clamp_max(v),
@@ -110,6 +111,24 @@ def test_optimizer_with_a_schedule_compiles_once_more_than_its_first_step() -> N
             net(x).square().mean().backward()
             optimizer.step()
             schedule.step()
+
+
+@pytest.mark.parametrize("backend", [_as_it_is, "torchscript"])
+def test_fused_optimizers_and_numbers_beyond_the_dtype(backend: object) -> None:
+    tarry.set_backend(backend)  # type: ignore[arg-type]
+    weights = []
+    for device in ("cpu", "tarry"):
+        torch.manual_seed(0)
+        net = nn.Linear(3, 2).to(device)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, fused=True)
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(torch.ones(2, 3, device=device)).square().sum().backward()
+            optimizer.step()
+        weights.append([p.detach().cpu() for p in net.parameters()])
+    for a, e in zip(*weights, strict=True):
+        torch.testing.assert_close(a, e)
+    assert (torch.ones(2).to("tarry") * 1e300).tolist() == [float("inf")] * 2
 
 
 def test_random_operators_draw_what_the_reference_path_draws() -> None:

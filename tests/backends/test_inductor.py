@@ -137,6 +137,40 @@ def test_a_scatter_that_is_concatenated_keeps_its_buffer() -> None:
         torch.testing.assert_close(a, e)
 
 
+def _window_then_add(a: Tensor) -> list[Tensor]:
+    a[1:] = 3.0
+    between = a.clone()
+    a.add_(1)
+    return [a, between]
+
+
+def _put_then_copy(a: Tensor) -> list[Tensor]:
+    between = a.index_put((torch.tensor([1, 2], device=a.device),), torch.tensor([9.0, 8.0], device=a.device))
+    a.copy_(between + 1)
+    return [a, between]
+
+
+@pytest.mark.parametrize("program", [_window_then_add, _put_then_copy])
+def test_a_value_taken_between_two_writes_is_that_of_its_time(program: Callable[[Tensor], list[Tensor]]) -> None:
+    """Inductor alone shows the later write in the earlier value; see `_without_scattered_updates`."""
+    expected = program(torch.arange(8.0))
+    a = torch.arange(8.0).to("tarry")
+    tarry.mark_step()
+    for actual, wanted in zip(program(a), expected, strict=True):
+        assert torch.equal(actual.cpu(), wanted)
+
+
+def test_a_check_that_fails_after_a_scatter_leaves_the_input_as_it_was() -> None:
+    a, x = torch.arange(4.0).to("tarry"), torch.ones(3).to("tarry")
+    tarry.mark_step()
+    doubled = a * 2
+    a[torch.tensor([1, 2], device="tarry")] = 300.0
+    a.add_(x.gather(0, torch.tensor([7], device="tarry")).sum() + a.sum())
+    with pytest.raises((IndexError, RuntimeError), match="out of"):
+        tarry.mark_step()
+    assert doubled.tolist() == [0.0, 2.0, 4.0, 6.0]
+
+
 def test_what_inductor_cannot_compile_runs_on_the_reference_path(monkeypatch: pytest.MonkeyPatch) -> None:
     def give_up(*args: object, **kwargs: object) -> None:
         raise RuntimeError("no such template")

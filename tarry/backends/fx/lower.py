@@ -13,8 +13,9 @@ from tarry.backends.base import PythonNumber
 from tarry.backends.fx.numbers import FORMS, aten, with_tensors
 from tarry.backends.fx.opaque import is_opaque, laid_out, opaque, seed_of
 from tarry.backends.lowering import LoweringContext
+from tarry.errors import Unsupported
 from tarry.ir.graph import HERE, Graph, Node, Number, Value
-from tarry.ir.operators import operator, overload
+from tarry.ir.operators import list_length, operator, overload
 from tarry.passes.foreach import unroll_foreach
 
 STRIDE_SENSITIVE = frozenset({"aten::as_strided", "aten::as_strided_scatter", "aten::view.dtype"})
@@ -179,7 +180,12 @@ class FxLowering(LoweringContext[torch.fx.Node]):
         single = len(described.returns) == 1
         remaining = list(node.outputs)
         for index in described.fresh:
-            count = len(remaining) - (len(described.fresh) - 1) if described.returns[index] != "Tensor" else 1
+            count = 1
+            if described.returns[index] != "Tensor":
+                length = list_length(node.op, node.args, len(node.outputs), index)
+                if length is None:
+                    raise Unsupported(node, "it returns several lists of unknown lengths")
+                count = length
             values, remaining = remaining[:count], remaining[count:]
             if all(value is None for value in values):  # picking nothing would leave a node without a value
                 outputs.extend([None] * count)

@@ -65,6 +65,10 @@ def _fill(emit: Emit, x: Any, value: Any) -> Any:
     return emit(aten.add.Tensor, emit(aten.zeros_like, x), value)
 
 
+def _full(emit: Emit, size: Sequence[int], value: Any) -> Any:
+    return emit(aten.clone.default, emit(aten.expand.default, value, list(size)), memory_format=torch.contiguous_format)
+
+
 def _clamp(emit: Emit, x: Any, low: Any = None, high: Any = None) -> Any:
     return emit(aten.clamp.Tensor, x, low, high)
 
@@ -103,6 +107,7 @@ FORMS: dict[str, Callable[..., Any]] = {
     "aten::pow.Scalar": _pow,
     "aten::fill.Scalar": _fill,
     "aten::full_like": _fill,
+    "aten::full": _full,
     "aten::clamp": _clamp,
     "aten::clamp_min": _clamp_min,
     "aten::clamp_max": _clamp_max,
@@ -113,7 +118,7 @@ FORMS: dict[str, Callable[..., Any]] = {
 _CONSTANT_AT_FIRST = frozenset({"aten::pow.Tensor_Scalar", "aten::pow.Scalar", "aten::clamp", "aten::clamp_min"})
 # An exponent that the compiler knows is worth a program of its own: x**2 is a multiplication, x**e a call. Bounds and
 # what is masked with hardly ever change.
-_ARGUMENTS = {"aten::full_like": 2}  # how many arguments matter, where not all do
+_ARGUMENTS = {"aten::full_like": 2, "aten::full": 2}  # how many arguments matter, where not all do
 _ROUNDED = ("aten::add.", "aten::sub.", "aten::rsub.", "aten::pow.")
 # Eager rounds the number to float16 or bfloat16 first in these, and computes with all of it in the others.
 _WITH_MASK = frozenset({"aten::masked_fill.Scalar"})
@@ -147,7 +152,8 @@ def with_tensors(emit: Emit, node: Node, args: Sequence[Any], is_number: Callabl
         mask = node.op in _WITH_MASK and position == 1
         dtype = recorded.type.dtype if isinstance(recorded, Value) else None
         number = isinstance(arg, torch.fx.Node) and is_number(arg)
-        if number and computed != target and node.op.startswith(_ROUNDED):
+        foreign = number or (dtype is not None and dtype != target and not mask)
+        if foreign and computed != target and node.op.startswith(_ROUNDED):
             arg = emit(aten._to_copy.default, arg, dtype=target)
         if number or (dtype is not None and dtype != computed and not mask):
             arg = emit(aten._to_copy.default, arg, dtype=computed)

@@ -53,8 +53,8 @@ def _library() -> torch.library.Library:
 def laid_out() -> Any:
     """`laid_out(x, strides)`: a copy in a buffer of its own, with these strides.
 
-    `as_strided` counts elements from the start of a buffer. Compilers drop copies that they take for needless, so that it
-    would count from the start of a larger one; a copy that they cannot look into stays.
+    `as_strided` counts elements from the start of a buffer. Compilers drop copies that they take for needless, so that
+    it would count from the start of a larger one; a copy that they cannot look into stays.
     """
     library = _library()
     library.define("laid_out(Tensor x, int[] strides) -> Tensor", tags=(torch.Tag.flexible_layout,))

@@ -16,7 +16,7 @@ from tarry.backends.torchscript.writes import SCATTERS, Writes, plan_writes, wri
 from tarry.errors import Unsupported
 from tarry.ir.graph import HERE, Graph, Node, Number, Value
 from tarry.ir.layout import VIEW_RULES, TensorType, is_injective, memory_order
-from tarry.ir.operators import operator, overload
+from tarry.ir.operators import list_length, operator, overload
 
 _REAL = (torch.float64, torch.int64)
 _FOREACH_NUMBERS: dict[str, tuple[str, tuple[Any, ...]]] = {
@@ -91,7 +91,11 @@ class TSLoweringContext(LoweringContext[JitValue]):
         return self._numbers[number.index]
 
     def _scalar_tensor(self, number: JitValue, dtype: torch.dtype) -> JitValue:
-        return self._one("aten::scalar_tensor", number, dtype, None, torch.device("cpu"), None)
+        if not dtype.is_floating_point or dtype == torch.float64:
+            return self._one("aten::scalar_tensor", number, dtype, None, torch.device("cpu"), None)
+        # Cast apart: a number too large for the dtype is infinite there, as it is in a call of eager PyTorch.
+        exact = self._one("aten::scalar_tensor", number, torch.float64, None, torch.device("cpu"), None)
+        return self._one("aten::to.dtype", exact, dtype, False, False, None)
 
     def _seeded(self, name: str, make: Callable[[], torch.Generator], seed: Number) -> JitValue:
         """A generator that was just seeded. One serves all nodes: each seeds it anew before it draws."""
@@ -181,13 +185,10 @@ class TSLoweringContext(LoweringContext[JitValue]):
     def _list_length(self, op: str, args: tuple[Any, ...], index: int) -> int:
         """How many tensors there are in a list that an operator returns."""
         assert self._node is not None
-        described = operator(op)
-        source = described.index_of(jit.schema(overload(op)).returns[index].name.removesuffix("_out"))
-        if source >= 0:  # a fused optimizer returns each list that it updates
-            return len(args[source])
-        if sum(described.returns[k] != "Tensor" for k in described.fresh) > 1:
+        length = list_length(op, args, len(self._node.outputs), index)
+        if length is None:
             raise Unsupported(self._node, "it returns several lists of unknown lengths")
-        return len(self._node.outputs) - len(described.fresh) + 1
+        return length
 
     def _written(self, op: str, args: tuple[Any, ...]) -> list[JitValue | None]:
         """Append an operator that writes; returns its fresh results, then the arguments that it has written."""
