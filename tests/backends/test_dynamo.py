@@ -254,7 +254,8 @@ def test_results_in_memory_that_the_next_run_overwrites() -> None:
     assert [t[0].item() for t in kept] == [2.0, 4.0, 8.0, 16.0]
 
 
-def test_results_in_memory_of_torch_are_not_copied() -> None:
+@pytest.mark.parametrize("owned", [True, False])
+def test_results_are_copied_unless_the_compiler_is_known_to_make_them_anew(owned: bool) -> None:
     made: list[int] = []
 
     def noting(module: torch.fx.GraphModule, examples: list[Tensor]) -> Callable[..., Any]:
@@ -268,8 +269,8 @@ def test_results_in_memory_of_torch_are_not_copied() -> None:
     x = torch.ones(3, device="tarry")
     tarry.mark_step()
     graph = tarry.graph(x * 2, stage="optimized")
-    (result,) = DynamoBackend(noting).compile(graph).run([torch.ones(3)], [2])
-    assert made == [result.data_ptr()]
+    (result,) = DynamoBackend(noting, traits=Traits(owned_results=owned)).compile(graph).run([torch.ones(3)], [2])
+    assert (made == [result.data_ptr()]) is owned
 
 
 # ---- misbehaviour

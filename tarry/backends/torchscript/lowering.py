@@ -18,7 +18,6 @@ from tarry.ir.graph import HERE, Graph, Node, Number, Value
 from tarry.ir.layout import VIEW_RULES, TensorType, is_injective, memory_order
 from tarry.ir.operators import list_length, operator, overload
 
-_REAL = (torch.float64, torch.int64)
 _FOREACH_NUMBERS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "aten::_foreach_add.Scalar": ("aten::_foreach_add.Tensor", (1,)),
     "aten::_foreach_add_.Scalar": ("aten::_foreach_add_.Tensor", (1,)),
@@ -62,7 +61,6 @@ class TSLoweringContext(LoweringContext[JitValue]):
         # what its meta kernel promised, and within a graph that only matters to a few operators.
         self._exact: set[Value] = set(graph.inputs)
         self._node: Node | None = None  # the one that is being lowered
-        self._dtype: torch.dtype | None = None  # what it computes in, see _computed_in
 
     # ---- the parts of a node
 
@@ -76,8 +74,6 @@ class TSLoweringContext(LoweringContext[JitValue]):
         made = self._number_input(number)
         if number.kind != "wrapped":
             return made
-        if self._dtype is not None and number.dtype in _REAL:
-            return self._scalar_tensor(made, self._dtype)
         return self.builder.one("tarry::wrapped_number", (self.builder.operand(made, jit.NUMBER),))
 
     def constant(self, constant: Any) -> Any:
@@ -89,13 +85,6 @@ class TSLoweringContext(LoweringContext[JitValue]):
             self._numbers[number.index] = self.builder.input(f"n{number.index}", type_)
             self.feeds.append(number.index)
         return self._numbers[number.index]
-
-    def _scalar_tensor(self, number: JitValue, dtype: torch.dtype) -> JitValue:
-        if not dtype.is_floating_point or dtype == torch.float64:
-            return self._one("aten::scalar_tensor", number, dtype, None, torch.device("cpu"), None)
-        # Cast apart: a number too large for the dtype is infinite there, as it is in a call of eager PyTorch.
-        exact = self._one("aten::scalar_tensor", number, torch.float64, None, torch.device("cpu"), None)
-        return self._one("aten::to.dtype", exact, dtype, False, False, None)
 
     def _seeded(self, name: str, make: Callable[[], torch.Generator], seed: Number) -> JitValue:
         """A generator that was just seeded. One serves all nodes: each seeds it anew before it draws."""
@@ -117,7 +106,7 @@ class TSLoweringContext(LoweringContext[JitValue]):
     # ---- nodes
 
     def lower_node(self, node: Node) -> None:
-        self._node, self._dtype = node, _computed_in(node)
+        self._node = node
         super().lower_node(node)
 
     def emit(self, node: Node, args: tuple[Any, ...]) -> Sequence[JitValue | None]:
@@ -142,12 +131,22 @@ class TSLoweringContext(LoweringContext[JitValue]):
         op, form = node.op, writing_form(node.op) if in_place else None
         if form is not None:
             op, args = form.op, tuple(args[k] for k in form.args)
-        if op in _FOREACH_NUMBERS and self.device.type == "cpu" and self._dtype is not None:
-            # The loop that runs it on a CPU would make a tensor of the number, and convert it, for each element.
-            tensors, number = args
-            op, rest = _FOREACH_NUMBERS[op]
-            args = (tensors, self._scalar_tensor(number, self._dtype), *rest)
+        if op in _FOREACH_NUMBERS and self.device.type == "cpu":
+            op, args = self._foreach_tensor(op, args, node)
         return self._call(op, args) if form is None else self._written(op, args)
+
+    def _foreach_tensor(self, op: str, args: tuple[Any, ...], node: Node) -> tuple[str, tuple[Any, ...]]:
+        """An operator on a list and a number as one on a list and a tensor, if that is the same: the loop that runs it
+        on a CPU would make that tensor, and convert it, for each element of the list."""
+        dtypes = {value.type.dtype for value in (*node.operands, *node.results)}
+        if len(dtypes) != 1 or not dtypes <= {torch.float32, torch.float64}:
+            return op, args  # it promotes, or its kernel uses the number in more precision than the dtype has
+        tensors, number = args
+        # Made in two steps: a number too large for the dtype is infinite there, as it is in a call of eager PyTorch.
+        exact = self._one("aten::scalar_tensor", number, torch.float64, None, torch.device("cpu"), None)
+        tensor = self._one("aten::to.dtype", exact, dtypes.pop(), False, False, None)
+        op, rest = _FOREACH_NUMBERS[op]
+        return op, (tensors, tensor, *rest)
 
     def _one(self, op: str, *args: Any) -> JitValue:
         """Append an operator with one result."""
@@ -290,13 +289,3 @@ class TSLoweringContext(LoweringContext[JitValue]):
             self.borrowed,
         )
         return Computation(run, self.graph, in_place, lambda: str(graph))
-
-
-def _computed_in(node: Node) -> torch.dtype | None:
-    """The dtype that a pointwise node computes in, if all its tensors have it and a number rounded to it is as good as
-    the number itself. Kernels for types of less precision use the number's full precision."""
-    dtypes = {value.type.dtype for value in (*node.operands, *node.results)}
-    if len(dtypes) != 1 or not dtypes <= {torch.float32, torch.float64}:
-        return None
-    pointwise = node.op.startswith("aten::_foreach_") or torch.Tag.pointwise in overload(node.op).tags
-    return dtypes.pop() if pointwise else None
