@@ -76,7 +76,7 @@ class JitBuilder:
                 return self._none(type_)
             type_ = type_.getElementType()
         if arg is None and type_.kind() == "TensorType":
-            return self.one("prim::AutogradZero", ())  # an undefined tensor, which some operators take for an absent one
+            return self.one("prim::AutogradZero", ())  # an undefined tensor: some operators take it for an absent one
         if isinstance(arg, tuple | list):
             element = type_.getElementType() if type_.kind() == "ListType" else INT
             if arg and not any(isinstance(item, _C.Value) for item in arg) and element.kind() in _PLAIN:
