@@ -75,6 +75,9 @@ def _run(
     if node.op in ("aten::as_strided", "aten::as_strided_scatter"):
         # Offsets count from the start of the value's buffer, which a view of a bigger tensor does not know about.
         args[0] = _own_copy(args[0])
+    if node.op == "aten::view.dtype" and args[0].dim() and args[0].shape[-1] == 1:
+        # The stride of a dimension of size 1 is free here, but not to PyTorch's kernel.
+        args[0] = args[0].as_strided(args[0].shape, (*args[0].stride()[:-1], 1))
     described = operator(node.op)
     written: list[torch.Tensor] = []
     for index in described.written:

@@ -520,7 +520,7 @@ def test_programs_of_views_and_writes(data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=600)
+@settings(max_examples=150)
 @given(st.data())
 def test_programs_of_views_and_writes_at_length(data: st.DataObject) -> None:
     _check_program(data, 12)
