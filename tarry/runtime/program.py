@@ -189,8 +189,9 @@ class CompiledProgram:
         """A program failed. If the reference path fails as well, the error is the program's own, and that path says at
         which line; if it does not, the fault is the backend's, and the values are there all the same."""
         batch.interpret(interruptible=False)
+        what = str(error) if isinstance(error, BackendError) else f"{type(error).__name__}: {error}"
         raise BackendError(
-            f"backend {self._backend.name!r} failed to run {describe(self._graph)}: {error}\n"
+            f"backend {self._backend.name!r} failed to run {describe(self._graph)}: {what}\n"
             f"The values were computed by the reference path instead, so nothing is lost. tarry.set_backend('eager') "
             f"goes on without this backend."
         ) from error
