@@ -19,7 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "codegen": {"errors"},
     "ir": {"errors"},
     "passes": {"errors", "ir"},
-    "backends": {"errors", "ir", "passes"},
+    "backends": {"errors", "ir", "passes", "native"},
     "runtime": {"errors", "config", "events", "ir", "passes", "backends"},
     "device": {"errors"},
     "cli": {"*"},

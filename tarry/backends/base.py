@@ -50,13 +50,15 @@ class Computation:
 
     `in_place` are the outputs k that `run` writes into the buffer of input `graph.replaces[k]`, which is then nobody
     else's; what `run` returns for them is not looked at. `text` is the program as the backend's compiler sees it, or a
-    function that makes that text.
+    function that makes that text. `native` is the same program in a form that runs without Python (csrc/program.h); the
+    runtime then has no use for `run`.
     """
 
     run: Run
     graph: Graph
     in_place: frozenset[int] = frozenset()
     text: str | Callable[[], str] = ""
+    native: Any = None
 
     @property
     def parameter_types(self) -> tuple[TensorType, ...]:
@@ -129,6 +131,7 @@ class Batch(Protocol):
     def own_inputs(self) -> list[torch.Tensor]: ...
     def numbers(self) -> list[PythonNumber]: ...
     def raw(self) -> dict[str, Any]: ...
+    def run(self, program: Any, update: list[int]) -> None: ...
     def interpret(self, interruptible: bool) -> None: ...
     def commit(self, outputs: list[torch.Tensor | None]) -> None: ...
 

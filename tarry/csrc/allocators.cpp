@@ -6,7 +6,13 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include "hooks.h"
 
@@ -67,6 +73,15 @@ struct HostMemory final : at::HostAllocator {
 
 c10::Allocator* pinned_memory_allocator() {
   return at::hasCUDA() ? at::detail::getCUDAHooks().getPinnedMemoryAllocator() : c10::GetCPUAllocator();
+}
+
+void keep_freed_memory(size_t bytes) {
+#ifdef __GLIBC__
+  // Setting either ends glibc's own adjustment of both. 32 MB is the most that it accepts for the first.
+  constexpr size_t largest = 32 * 1024 * 1024;
+  mallopt(M_MMAP_THRESHOLD, static_cast<int>(std::min(bytes, largest)));
+  mallopt(M_TRIM_THRESHOLD, static_cast<int>(std::min<size_t>(bytes, std::numeric_limits<int>::max())));
+#endif
 }
 
 void register_allocators() {

@@ -2,11 +2,13 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty_strided.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <tuple>
 
 #include "hooks.h"
+#include "program.h"
 #include "scan.h"
 
 namespace tarry {
@@ -275,8 +277,10 @@ void Batch::commit_results(std::vector<at::Tensor> outputs) {
       pieces.push_back({start, end, output});
     }
   };
+  std::vector<Node*> data(slots); // the leaf of each slot that is one's
   for (const NodePtr& node : order) {
     if (node->is_leaf()) {
+      data[node->first_slot] = node.get();
       add(node->data, -1);
     } else if (node->results) {
       for (const at::Tensor& result : *node->results) {
@@ -287,10 +291,8 @@ void Batch::commit_results(std::vector<at::Tensor> outputs) {
   for (size_t i = 0; i < outputs.size(); ++i) {
     const Layout* layout = roots[i].node->output_layout(roots[i].output);
     if (!outputs[i].defined()) {
-      for (const NodePtr& node : order) {
-        if (replaces[i] >= 0 && node->is_leaf() && node->first_slot == static_cast<uint32_t>(replaces[i])) {
-          outputs[i] = node->data;
-        }
+      if (replaces[i] >= 0) {
+        outputs[i] = data[replaces[i]]->data;
       }
       TORCH_CHECK(outputs[i].defined(), "tarry: there is no result ", i, ", and it replaces no input");
       continue;
@@ -328,6 +330,12 @@ void Batch::commit_results(std::vector<at::Tensor> outputs) {
     }
   }
   commit(std::move(outputs));
+}
+
+void Batch::run(const Program& program, const std::vector<int64_t>& update) {
+  PlainDispatch plain;
+  c10::InferenceMode no_inference(false); // what is made in inference mode cannot be written outside it, and results outlive the block
+  commit_results(program.run(inputs(update), numbers()));
 }
 
 void Batch::commit(std::vector<at::Tensor> outputs) {

@@ -8,7 +8,9 @@
 
 #include "batch.h"
 #include "bind_device.h"
+#include "bind_program.h"
 #include "hooks.h"
+#include "program.h"
 #include "provenance.h"
 #include "record.h"
 
@@ -217,6 +219,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   using namespace tarry;
   register_hooks();
   bind_device(m);
+  bind_program(m);
 
   m.def("register_operator", &register_operator);
   m.def("set_callbacks", [](py::object sync, py::object fallback, py::object read) {
@@ -226,6 +229,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     set_real_device(static_cast<c10::DeviceIndex>(index), c10::Device(device));
   });
   m.def("real_device", [](int index) { return real_device(static_cast<c10::DeviceIndex>(index)).str(); }, py::arg("index") = -1);
+  m.def("keep_freed_memory", &keep_freed_memory);
   m.def("set_max_pending", &set_max_pending);
   m.def("set_forced_eager", &set_forced_eager);
   m.def("set_region", &set_region);
@@ -284,6 +288,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("raw", [](const Batch& batch) { return RawGraph(batch).make(); })
       .def("structure", [](const Batch& batch) { return std::make_unique<Structure>(batch); })
       .def("matches", &Batch::matches)
+      .def("run", &Batch::run, py::arg("program"), py::arg("update"), py::call_guard<py::gil_scoped_release>())
       .def("interpret", &Batch::interpret, py::arg("interruptible"), py::call_guard<py::gil_scoped_release>())
       .def("commit", [](Batch& batch, std::vector<std::optional<at::Tensor>> results) {
         std::vector<at::Tensor> outputs;

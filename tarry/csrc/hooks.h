@@ -36,6 +36,9 @@ void register_hooks();
 // is likely to go there, so pinning does what it did before tarry was imported; elsewhere it is a plain copy.
 c10::Allocator* pinned_memory_allocator();
 void register_allocators(); // part of register_hooks()
+// Lets the process keep this much of the memory that it has freed. A step frees nearly all that it has allocated; if that went
+// back to the system, the next one would spend a good part of its time on page faults.
+void keep_freed_memory(size_t bytes);
 
 // What torch.accelerator.synchronize() and the like do. None: nothing. No lock and no GIL is held in the call.
 using Synchronize = void (*)(c10::DeviceIndex);

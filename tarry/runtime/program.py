@@ -50,6 +50,7 @@ class CompiledProgram:
             assert replaced is not None  # see _compile
             self._in_place[k] = replaced
         self._update = list(self._in_place.values())  # positions of inputs
+        self._native = None if self._whole is None or self._converts else self._whole.native
         read = {value for node in graph.nodes for value in node.operands}
         self._unread = [k for k, value in enumerate(graph.inputs) if value not in read]
 
@@ -69,6 +70,12 @@ class CompiledProgram:
         """Compute a batch and commit the results."""
         if self._unknown and config.fallback == "error":
             raise _fallback_error(self._backend, self._unknown[0])
+        if self._native is not None:
+            try:
+                batch.run(self._native, self._update)  # no signal handler of Python's runs in there
+            except Exception as error:
+                self._diagnose(batch, error)
+            return
         with uninterrupted() if self._in_place else _UNGUARDED:
             try:
                 with PlainDispatch(self._plain):

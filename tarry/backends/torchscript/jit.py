@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from tarry.native import C
+
 _C: Any = torch._C
 
 JitValue: TypeAlias = Any
@@ -149,6 +151,11 @@ class Executable:
             results: tuple[Any, ...] = self._function(*args)
         self.call = self._function
         return results
+
+
+def native_program(graph: JitGraph, numbers: Sequence[Any], returned: Sequence[int], outputs: int) -> Any:
+    """The graph as a program that runs without Python: its inputs are tensors, then these numbers."""
+    return C.script_program(graph, list(numbers), list(returned), outputs)
 
 
 @contextmanager

@@ -288,4 +288,7 @@ class TSLoweringContext(LoweringContext[JitValue]):
             self.device,
             self.borrowed,
         )
-        return Computation(run, self.graph, in_place, lambda: str(graph))
+        native = None
+        if not self._generators:
+            native = jit.native_program(graph, self.feeds, returned, len(self.results))
+        return Computation(run, self.graph, in_place, lambda: str(graph), native)

@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tarry.backends.base import Backend, Capabilities, Computation, PythonNumber
 from tarry.backends.fx import FxProgram, lower, takes_number
+from tarry.backends.inductor.launch import launch_list
 from tarry.errors import Unsupported
 from tarry.ir.graph import Graph, Node, Number, Value
 from tarry.ir.layout import VIEW_RULES
@@ -56,7 +57,10 @@ class InductorBackend(Backend):
         except Exception as error:
             message = str(error).strip().splitlines() or [""]
             raise Unsupported(None, f"Inductor gave up: {type(error).__name__}: {message[0]}") from error
-        return Computation(_runner(program, compiled, self.cudagraphs), graph, program.in_place, text=source)
+        native = None
+        if self.device == "cpu" and callable(function := getattr(compiled, "current_callable", None)):
+            native = launch_list(function, source(), program)
+        return Computation(_runner(program, compiled, self.cudagraphs), graph, program.in_place, source, native)
 
     @contextlib.contextmanager
     def _configured(self) -> Iterator[None]:

@@ -1,0 +1,310 @@
+"""Inductor's program for a CPU as a list of instructions that runs without Python.
+
+Inductor writes a Python function that allocates buffers, calls compiled kernels with pointers into them, and calls
+operators. It is straight-line code of a few forms, so it is read as data: each statement becomes an instruction of the
+native `LaunchList` (csrc/program.h). That saves the interpreter's time and, what counts more, needs no GIL. A statement of
+any other form means that the program stays Python: nothing is guessed.
+
+The forms are those of torch 2.11 and 2.13, whose generated code is no public interface.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tarry.backends.fx import FxProgram
+from tarry.native import C
+
+_IGNORED = frozenset({"assert_size_stride", "assert_alignment"})
+_ALLOCATORS = frozenset({"empty_strided_cpu"})
+
+
+class NotUnderstood(Exception):
+    """A statement that has no instruction. The program is run by Python."""
+
+
+@dataclass(frozen=True)
+class _Register:
+    """A register among the arguments of an operator."""
+
+    number: int
+
+
+def launch_list(function: Callable[..., Any], source: str, program: FxProgram) -> Any:
+    """The native program for the function that Inductor has generated, or None if it has statements of other forms."""
+    try:
+        return _translate(function, source, program)
+    except NotUnderstood:
+        return None
+
+
+def _translate(function: Callable[..., Any], source: str, program: FxProgram) -> Any:
+    scope = getattr(function, "__globals__", None)
+    body = _body(source)
+    if scope is None or body is None:
+        raise NotUnderstood("no such function")
+    inputs = len(program.graph.inputs)
+    reader = _Reader(scope, inputs + len(program.vectors))
+    for statement in body:
+        reader.read(statement)
+    if reader.results is None:
+        raise NotUnderstood("nothing is returned")
+    constants, instructions, count = reader.finish()
+    outputs = len(program.graph.outputs)
+    return C.launch_list(
+        count,
+        [(vector.dtype, vector.indices) for vector in program.vectors],
+        instructions,
+        constants,
+        reader.results,
+        [k for k in range(outputs) if k not in program.in_place],
+        outputs,
+    )
+
+
+def _body(source: str) -> list[ast.stmt] | None:
+    """The statements of `call(args)`, a function or a method of the class Runner."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == "call" and node.args.args[-1].arg == "args":
+            return node.body
+    return None
+
+
+class _Reader:
+    """Turns statements into instructions. Names are registers; those of the inputs come first."""
+
+    def __init__(self, scope: dict[str, Any], parameters: int) -> None:
+        self._scope = scope
+        self._parameters = parameters
+        self._constants: list[torch.Tensor] = []
+        self._names: dict[str, int] = {}
+        self._tuples: dict[str, list[int]] = {}
+        self._count = parameters
+        self._instructions: list[dict[str, Any]] = []
+        self.results: list[int] | None = None
+
+    def finish(self) -> tuple[list[torch.Tensor], list[dict[str, Any]], int]:
+        """Constants lie behind the parameters, so that all other registers move up by their number."""
+        shift = len(self._constants)
+
+        def place(register: int) -> int:
+            if register == NOWHERE:
+                return register
+            if register < 0:  # a constant: see _constant
+                return self._parameters - 1 - register
+            return register if register < self._parameters else register + shift
+
+        for made in self._instructions:
+            for key in ("targets", "sources", "drops"):
+                made[key] = [place(register) for register in made[key]]
+            if "arguments" in made:
+                made["arguments"] = [_placed(argument, place) for argument in made["arguments"]]
+        assert self.results is not None
+        self.results = [place(register) for register in self.results]
+        return self._constants, self._instructions, self._count + shift
+
+    # ---- statements
+
+    def read(self, statement: ast.stmt) -> None:
+        if self.results is not None:
+            raise NotUnderstood("a statement after the return")
+        match statement:
+            case ast.Assign(targets=[ast.Tuple(elts=names) | ast.List(elts=names)], value=ast.Name(id="args")):
+                self._bind_parameters(names)
+            case ast.Assign(targets=[ast.Name(id="args")]):
+                raise NotUnderstood("args is assigned")
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                self._assign(name, value)
+            case ast.Delete(targets=targets):
+                for target in targets:
+                    if not isinstance(target, ast.Name):
+                        raise NotUnderstood("del of something")
+                    self._delete(target.id)
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="args"), attr="clear"))):
+                pass
+            case ast.Expr(value=ast.Call(func=ast.Name(id=called))) if called in _IGNORED:
+                pass
+            case ast.Expr(value=ast.Call() as call):
+                self._call(call, ())
+            case ast.Return(value=ast.Tuple(elts=values)):
+                self.results = [self._register(value) for value in values]
+            case _:
+                raise NotUnderstood(ast.dump(statement)[:200])
+
+    def _bind_parameters(self, names: Sequence[ast.expr]) -> None:
+        if len(names) != self._parameters or self._names:
+            raise NotUnderstood("other parameters")
+        for k, name in enumerate(names):
+            if not isinstance(name, ast.Name):
+                raise NotUnderstood("a parameter that is no name")
+            self._names[name.id] = k
+
+    def _assign(self, name: str, value: ast.expr) -> None:
+        match value:
+            case ast.Name(id=source) if source in self._names:
+                self._names[name] = self._new()
+                self._emit("move", [self._names[name]], [self._names[source]])
+            case ast.Subscript(value=ast.Name(id=source), slice=ast.Constant(value=int(index))) if (
+                source in self._tuples
+            ):
+                self._names[name] = self._new()
+                self._emit("move", [self._names[name]], [self._tuples[source][index]])
+            case ast.Call(func=ast.Name(id=called), args=[sizes, strides, dtype], keywords=[]) if called in _ALLOCATORS:
+                self._names[name] = self._new()
+                self._emit(
+                    "allocate",
+                    [self._names[name]],
+                    [],
+                    sizes=_literal(sizes),
+                    strides=_literal(strides),
+                    dtype=self._object(dtype),
+                )
+            case ast.Call(func=ast.Name(id="reinterpret_tensor")):
+                self._names[name] = self._register(value)
+            case ast.Call() as call:
+                self._call(call, (name,))
+            case _:
+                raise NotUnderstood(ast.dump(value)[:200])
+
+    def _delete(self, name: str) -> None:
+        registers = [self._names.pop(name)] if name in self._names else self._tuples.pop(name, None)
+        if registers is None or not self._instructions:
+            raise NotUnderstood(f"del {name}")
+        self._instructions[-1]["drops"].extend(registers)
+
+    # ---- calls
+
+    def _call(self, call: ast.Call, targets: tuple[str, ...]) -> None:
+        function = self._object(call.func)
+        address = _kernel_address(function)
+        if address is not None:
+            if targets or call.keywords:
+                raise NotUnderstood("a kernel with a result")
+            self._emit("kernel", [], [self._register(argument) for argument in call.args], address=address)
+            return
+        overload = self._overload(call, function)
+        schema = overload._schema
+        given: dict[str, Any] = {
+            argument.name: self._argument(value)
+            for argument, value in zip(schema.arguments, call.args, strict=False)
+        }
+        given |= {keyword.arg: self._argument(keyword.value) for keyword in call.keywords if keyword.arg}
+        arguments = []
+        for argument in schema.arguments:
+            if argument.name not in given and not argument.has_default_value():
+                raise NotUnderstood(f"{schema.name} without {argument.name}")
+            arguments.append(given.pop(argument.name, argument.default_value))
+        if given or any(not str(ret.real_type).startswith("Tensor") or "[" in str(ret.real_type) for ret in schema.returns):
+            raise NotUnderstood(f"a call of {schema.name}")
+        returns = [NOWHERE] * len(schema.returns)
+        if targets and len(schema.returns) == 1:
+            returns = [self._new()]
+            self._names[targets[0]] = returns[0]
+        elif targets:
+            returns = [self._new() for _ in schema.returns]
+            self._tuples[targets[0]] = returns
+        self._emit("call", returns, [], op=schema.name, overload=schema.overload_name, arguments=arguments)
+
+    def _overload(self, call: ast.Call, function: Any) -> Any:
+        """The operator that is called: torch.ops' own, or one that Inductor names by `extern_kernels`."""
+        found = function
+        match call.func:
+            case ast.Attribute(value=ast.Name(id="extern_kernels"), attr=name):
+                packet = getattr(torch.ops.aten, "addmm" if name == "bias_addmm" else name, None)
+                out = any(keyword.arg == "out" for keyword in call.keywords)
+                found = getattr(packet, "out" if out else "default", None)
+        # Others may be written in Python, which has no business on a thread of ours.
+        if not isinstance(found, torch._ops.OpOverload) or found.namespace != "aten":
+            raise NotUnderstood(f"a call of {function}")
+        return found
+
+    def _argument(self, value: ast.expr) -> Any:
+        match value:
+            case ast.Name(id=name) if name in self._names:
+                return _Register(self._names[name])
+            case ast.Call(func=ast.Name(id="reinterpret_tensor")):
+                return _Register(self._register(value))
+            case ast.List(elts=items) | ast.Tuple(elts=items):
+                return [self._argument(item) for item in items]
+        try:
+            return _literal(value)
+        except NotUnderstood:
+            found = self._object(value)
+            return _Register(self._constant(found)) if isinstance(found, torch.Tensor) else found
+
+    # ---- values
+
+    def _register(self, value: ast.expr) -> int:
+        match value:
+            case ast.Name(id=name) if name in self._names:
+                return self._names[name]
+            case ast.Call(func=ast.Name(id="reinterpret_tensor"), args=[source, sizes, strides, offset], keywords=[]):
+                made = self._new()
+                fields = {"sizes": _literal(sizes), "strides": _literal(strides), "offset": _literal(offset)}
+                self._emit("view", [made], [self._register(source)], **fields)
+                return made
+        found = self._object(value)
+        if isinstance(found, torch.Tensor):
+            return self._constant(found)
+        raise NotUnderstood(f"{found!r} where a tensor is expected")
+
+    def _constant(self, tensor: torch.Tensor) -> int:
+        """A tensor that the program carries with it; numbered from -1 downwards until all are known."""
+        if tensor.device.type != "cpu":
+            raise NotUnderstood("a constant elsewhere")
+        for k, known in enumerate(self._constants):
+            if known is tensor:
+                return -1 - k
+        self._constants.append(tensor)
+        return -len(self._constants)
+
+    def _object(self, value: ast.expr) -> Any:
+        """What a dotted name stands for in the generated module."""
+        match value:
+            case ast.Name(id=name) if name in self._scope and name not in self._names and name not in self._tuples:
+                return self._scope[name]
+            case ast.Attribute(value=base, attr=attribute):
+                return getattr(self._object(base), attribute)
+            case ast.Call(func=ast.Name(id="device"), args=[ast.Constant(value=str(where))], keywords=[]):
+                return torch.device(where)
+        raise NotUnderstood(ast.dump(value)[:200])
+
+    def _new(self) -> int:
+        self._count += 1
+        return self._count - 1
+
+    def _emit(self, kind: str, targets: list[int], sources: list[int], **fields: Any) -> None:
+        self._instructions.append({"kind": kind, "targets": targets, "sources": sources, "drops": [], **fields})
+
+
+NOWHERE = 2**32 - 1
+
+
+def _placed(argument: Any, place: Callable[[int], int]) -> Any:
+    if isinstance(argument, _Register):
+        return ("register", place(argument.number))
+    if isinstance(argument, list):
+        return [_placed(item, place) for item in argument]
+    return argument
+
+
+def _literal(value: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(value)
+    except ValueError as error:
+        raise NotUnderstood(str(error)) from None
+
+
+def _kernel_address(function: Any) -> int | None:
+    """Where the compiled kernel behind a Python binding is: a C function `kernel` in the binding's library."""
+    library = getattr(getattr(function, "__self__", None), "__file__", None)
+    if library is None or getattr(function, "__name__", "") != "kernel":
+        return None
+    return ctypes.cast(ctypes.CDLL(library).kernel, ctypes.c_void_p).value

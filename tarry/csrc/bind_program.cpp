@@ -1,0 +1,156 @@
+// Programs that run without Python, as backends make them.
+#include "bind_program.h"
+
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/jit/runtime/interpreter.h>
+
+#include "program.h"
+
+namespace py = pybind11;
+
+namespace tarry {
+namespace {
+
+// A TorchScript graph, run by the interpreter as it is.
+class ScriptProgram final : public Program {
+ public:
+  ScriptProgram(const std::shared_ptr<torch::jit::Graph>& graph, std::vector<size_t> numbers, std::vector<size_t> returned, size_t outputs)
+      : code_(graph->copy(), "tarry_step"), numbers_(std::move(numbers)), returned_(std::move(returned)), outputs_(outputs) {}
+
+  std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const std::vector<c10::IValue>& numbers) const override {
+    torch::jit::Stack stack;
+    stack.reserve(inputs.size() + numbers_.size());
+    for (at::Tensor& input : inputs) {
+      stack.emplace_back(std::move(input));
+    }
+    inputs.clear();
+    for (const size_t index : numbers_) {
+      stack.push_back(numbers.at(index));
+    }
+    torch::jit::InterpreterState(code_).run(stack);
+    const auto tuple = stack.back().toTuple();
+    const auto& results = tuple->elements();
+    std::vector<at::Tensor> outputs(outputs_);
+    for (size_t i = 0; i < returned_.size(); ++i) {
+      outputs[returned_[i]] = results[i].toTensor();
+    }
+    return outputs;
+  }
+
+ private:
+  torch::jit::Code code_;
+  std::vector<size_t> numbers_;
+  std::vector<size_t> returned_;
+  size_t outputs_;
+};
+
+// A register among the arguments of an operator: ("register", number).
+std::optional<uint32_t> register_in(py::handle argument) {
+  if (!py::isinstance<py::tuple>(argument)) {
+    return std::nullopt;
+  }
+  const auto tuple = py::reinterpret_borrow<py::tuple>(argument);
+  if (tuple.size() != 2 || !py::isinstance<py::str>(tuple[0]) || tuple[0].cast<std::string>() != "register") {
+    return std::nullopt;
+  }
+  return tuple[1].cast<uint32_t>();
+}
+
+void set_argument(LaunchList::Instruction& call, uint32_t index, py::handle argument, const c10::TypePtr& type) {
+  if (const auto found = register_in(argument)) {
+    call.operands.push_back({index, -1, *found});
+    call.arguments.emplace_back();
+    return;
+  }
+  if (!py::isinstance<py::list>(argument)) {
+    call.arguments.push_back(torch::jit::toIValue(argument, type));
+    return;
+  }
+  // A list of tensors: filled in at each run.
+  const auto list = py::reinterpret_borrow<py::list>(argument);
+  bool registers = false;
+  for (const py::handle item : list) {
+    registers = registers || register_in(item);
+  }
+  if (!registers) {
+    call.arguments.push_back(torch::jit::toIValue(argument, type));
+    return;
+  }
+  c10::List<at::Tensor> tensors;
+  for (size_t k = 0; k < list.size(); ++k) {
+    const auto found = register_in(list[k]);
+    TORCH_CHECK(found, "tarry: a list with tensors and other things");
+    call.operands.push_back({index, static_cast<int32_t>(k), *found});
+    tensors.push_back(at::Tensor());
+  }
+  call.arguments.emplace_back(std::move(tensors));
+}
+
+LaunchList::Instruction instruction_from(const py::dict& given) {
+  using Kind = LaunchList::Instruction::Kind;
+  LaunchList::Instruction made;
+  const auto kind = given["kind"].cast<std::string>();
+  made.targets = given["targets"].cast<std::vector<uint32_t>>();
+  made.sources = given["sources"].cast<std::vector<uint32_t>>();
+  made.drops = given["drops"].cast<std::vector<uint32_t>>();
+  if (kind == "allocate" || kind == "view") {
+    made.kind = kind == "view" ? Kind::View : Kind::Allocate;
+    made.sizes = given["sizes"].cast<std::vector<int64_t>>();
+    made.strides = given["strides"].cast<std::vector<int64_t>>();
+    if (kind == "view") {
+      made.offset = given["offset"].cast<int64_t>();
+    } else {
+      made.dtype = given["dtype"].cast<c10::ScalarType>();
+    }
+  } else if (kind == "kernel") {
+    made.kind = Kind::Kernel;
+    made.kernel = reinterpret_cast<void*>(given["address"].cast<uintptr_t>()); // NOLINT: from dlsym
+    TORCH_CHECK(made.sources.size() <= LaunchList::kMaxPointers, "tarry: a kernel of ", made.sources.size(), " pointers");
+  } else if (kind == "call") {
+    made.kind = Kind::Call;
+    static std::deque<c10::OperatorHandle> handles; // instructions point into it
+    handles.push_back(c10::Dispatcher::singleton().findSchemaOrThrow(
+        given["op"].cast<std::string>().c_str(), given["overload"].cast<std::string>().c_str()));
+    made.op = &handles.back();
+    const auto arguments = given["arguments"].cast<py::list>();
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      set_argument(made, static_cast<uint32_t>(i), arguments[i], made.op->schema().arguments().at(i).real_type());
+    }
+  } else {
+    TORCH_CHECK(kind == "move", "tarry: unknown instruction '", kind, "'");
+    made.kind = Kind::Move;
+  }
+  return made;
+}
+
+} // namespace
+
+void bind_program(py::module& m) {
+  py::class_<Program, std::shared_ptr<Program>>(m, "Program", "A compiled program that runs without Python.");
+  m.def(
+      "script_program",
+      [](const std::shared_ptr<torch::jit::Graph>& graph, std::vector<size_t> numbers, std::vector<size_t> returned, size_t outputs)
+          -> std::shared_ptr<Program> {
+        return std::make_shared<ScriptProgram>(graph, std::move(numbers), std::move(returned), outputs);
+      },
+      "A TorchScript graph of tensors, then of numbers, that returns a tuple.");
+  m.def(
+      "launch_list",
+      [](uint32_t registers, const std::vector<std::pair<c10::ScalarType, std::vector<uint32_t>>>& vectors, const py::list& instructions,
+         std::vector<at::Tensor> constants, std::vector<uint32_t> results, std::vector<uint32_t> returned, size_t outputs)
+          -> std::shared_ptr<Program> {
+        std::vector<LaunchList::NumberVector> numbers;
+        for (const auto& [dtype, indices] : vectors) {
+          numbers.push_back({dtype, indices});
+        }
+        std::vector<LaunchList::Instruction> steps;
+        for (const py::handle instruction : instructions) {
+          steps.push_back(instruction_from(py::reinterpret_borrow<py::dict>(instruction)));
+        }
+        return std::make_shared<LaunchList>(
+            registers, std::move(numbers), std::move(steps), std::move(constants), std::move(results), std::move(returned), outputs);
+      },
+      "A list of instructions: see tarry/backends/inductor/launch.py.");
+}
+
+} // namespace tarry

@@ -1,0 +1,132 @@
+#include "program.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/TensorImpl.h>
+
+#include <array>
+#include <utility>
+
+namespace tarry {
+namespace {
+
+template <size_t>
+using Pointer = void*;
+
+template <size_t... I>
+void call_with(void* kernel, void* const* pointers, std::index_sequence<I...>) {
+  reinterpret_cast<void (*)(Pointer<I>...)>(kernel)(pointers[I]...);
+}
+
+template <size_t N>
+void call_kernel(void* kernel, void* const* pointers) {
+  call_with(kernel, pointers, std::make_index_sequence<N>());
+}
+
+using Caller = void (*)(void*, void* const*);
+
+template <size_t... N>
+constexpr std::array<Caller, sizeof...(N)> make_callers(std::index_sequence<N...>) {
+  return {&call_kernel<N>...};
+}
+
+// By the number of pointers.
+constexpr auto callers = make_callers(std::make_index_sequence<LaunchList::kMaxPointers + 1>());
+
+at::Tensor view_of(const at::Tensor& source, const LaunchList::Instruction& how) {
+  auto view = at::detail::make_tensor<c10::TensorImpl>(
+      c10::TensorImpl::VIEW, c10::Storage(source.storage()), source.key_set(), source.dtype());
+  view.unsafeGetTensorImpl()->set_sizes_and_strides(how.sizes, how.strides, how.offset + source.storage_offset());
+  return view;
+}
+
+at::Tensor vector_of(const LaunchList::NumberVector& spec, const std::vector<c10::IValue>& numbers) {
+  auto made = at::detail::empty_cpu({static_cast<int64_t>(spec.indices.size())}, spec.dtype);
+  for (size_t i = 0; i < spec.indices.size(); ++i) {
+    const c10::Scalar value = numbers.at(spec.indices[i]).toScalar();
+    if (spec.dtype == c10::ScalarType::Double) {
+      made.mutable_data_ptr<double>()[i] = value.toDouble();
+    } else {
+      made.mutable_data_ptr<int64_t>()[i] = value.toLong();
+    }
+  }
+  return made;
+}
+
+void call_operator(const LaunchList::Instruction& call, std::vector<at::Tensor>& registers) {
+  torch::jit::Stack stack = call.arguments;
+  for (const auto& operand : call.operands) {
+    if (operand.item < 0) {
+      stack[operand.argument] = registers[operand.source];
+    } else {
+      if (operand.item == 0) { // the list in the template belongs to all runs
+        stack[operand.argument] = stack[operand.argument].toList().copy();
+      }
+      stack[operand.argument].toList().set(operand.item, registers[operand.source]);
+    }
+  }
+  call.op->callBoxed(&stack);
+  for (size_t i = 0; i < call.targets.size() && i < stack.size(); ++i) {
+    if (call.targets[i] != LaunchList::kNowhere) {
+      registers[call.targets[i]] = std::move(stack[i]).toTensor();
+    }
+  }
+}
+
+} // namespace
+
+LaunchList::LaunchList(
+    uint32_t registers, std::vector<NumberVector> vectors, std::vector<Instruction> instructions,
+    std::vector<at::Tensor> constants, std::vector<uint32_t> results, std::vector<uint32_t> returned, size_t outputs)
+    : registers_(registers),
+      vectors_(std::move(vectors)),
+      instructions_(std::move(instructions)),
+      constants_(std::move(constants)),
+      results_(std::move(results)),
+      returned_(std::move(returned)),
+      outputs_(outputs) {
+  TORCH_CHECK(results_.size() == returned_.size(), "tarry: a program returns ", results_.size(), " of ", returned_.size(), " results");
+}
+
+std::vector<at::Tensor> LaunchList::run(std::vector<at::Tensor> inputs, const std::vector<c10::IValue>& numbers) const {
+  std::vector<at::Tensor> registers = std::move(inputs);
+  registers.reserve(registers_);
+  for (const NumberVector& spec : vectors_) {
+    registers.push_back(vector_of(spec, numbers));
+  }
+  registers.insert(registers.end(), constants_.begin(), constants_.end());
+  registers.resize(registers_);
+  std::array<void*, kMaxPointers> pointers;
+  for (const Instruction& step : instructions_) {
+    switch (step.kind) {
+      case Instruction::Kind::Allocate:
+        registers[step.targets[0]] = at::detail::empty_strided_cpu(step.sizes, step.strides, step.dtype);
+        break;
+      case Instruction::Kind::View:
+        registers[step.targets[0]] = view_of(registers[step.sources[0]], step);
+        break;
+      case Instruction::Kind::Kernel:
+        for (size_t i = 0; i < step.sources.size(); ++i) {
+          pointers[i] = registers[step.sources[i]].data_ptr();
+        }
+        callers[step.sources.size()](step.kernel, pointers.data());
+        break;
+      case Instruction::Kind::Call:
+        call_operator(step, registers);
+        break;
+      case Instruction::Kind::Move:
+        registers[step.targets[0]] = registers[step.sources[0]];
+        break;
+    }
+    for (const uint32_t dead : step.drops) {
+      registers[dead].reset();
+    }
+  }
+  std::vector<at::Tensor> outputs(outputs_);
+  for (size_t i = 0; i < results_.size(); ++i) {
+    outputs[returned_[i]] = registers[results_[i]];
+  }
+  return outputs;
+}
+
+} // namespace tarry

@@ -1,0 +1,66 @@
+// Compiled programs that run without Python: what a backend hands over so that a step takes no GIL and no wrapping of tensors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+
+#include <vector>
+
+namespace tarry {
+
+class Program {
+ public:
+  virtual ~Program() = default;
+  // Inputs and numbers are those of the IR graph; the results are its outputs, undefined where one was written into the buffer
+  // of the input that it replaces. Runs under PlainDispatch, on any thread.
+  virtual std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const std::vector<c10::IValue>& numbers) const = 0;
+};
+
+// A list of instructions on numbered registers, of which the first hold the inputs: buffers, views of them, kernels that take
+// pointers, calls of operators. That is all that Inductor's programs for a CPU consist of.
+class LaunchList final : public Program {
+ public:
+  // Where an argument of an operator is a register, or a list with registers in it.
+  struct Operand {
+    uint32_t argument;
+    int32_t item; // -1: the argument itself
+    uint32_t source;
+  };
+  struct Instruction {
+    enum class Kind { Allocate, View, Kernel, Call, Move } kind;
+    std::vector<uint32_t> targets; // registers that are written; kNowhere: a result that nobody wants
+    std::vector<uint32_t> sources;
+    std::vector<uint32_t> drops; // registers that are dead afterwards
+    std::vector<int64_t> sizes, strides; // Allocate, View
+    int64_t offset = 0;
+    c10::ScalarType dtype = c10::ScalarType::Undefined;
+    void* kernel = nullptr;
+    const c10::OperatorHandle* op = nullptr;
+    torch::jit::Stack arguments; // Call: with gaps at the operands
+    std::vector<Operand> operands;
+  };
+  // A tensor made of numbers, which follows the inputs.
+  struct NumberVector {
+    c10::ScalarType dtype;
+    std::vector<uint32_t> indices;
+  };
+  static constexpr uint32_t kNowhere = UINT32_MAX;
+  static constexpr size_t kMaxPointers = 256; // of a kernel
+
+  LaunchList(
+      uint32_t registers, std::vector<NumberVector> vectors, std::vector<Instruction> instructions,
+      std::vector<at::Tensor> constants, std::vector<uint32_t> results, std::vector<uint32_t> returned, size_t outputs);
+  std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const std::vector<c10::IValue>& numbers) const override;
+
+ private:
+  uint32_t registers_;
+  std::vector<NumberVector> vectors_;
+  std::vector<Instruction> instructions_;
+  std::vector<at::Tensor> constants_; // they follow the vectors
+  std::vector<uint32_t> results_; // registers
+  std::vector<uint32_t> returned_; // the output that each of them is
+  size_t outputs_;
+};
+
+} // namespace tarry
