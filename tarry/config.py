@@ -20,6 +20,7 @@ class Config:
         self._force_fallback: frozenset[str] = frozenset()
         self._max_pending_nodes = int(os.environ.get("TARRY_MAX_PENDING_NODES", "100000"))
         self._max_cached_programs = int(os.environ.get("TARRY_MAX_CACHED_PROGRAMS", "1024"))
+        self._run_ahead = os.environ.get("TARRY_RUN_AHEAD", "1") != "0"
         self._cut_after_optimizer = os.environ.get("TARRY_CUT_AFTER_OPTIMIZER", "1") != "0"
         self.fallback = os.environ.get("TARRY_FALLBACK", "allow")  # type: ignore[assignment]
         self.force_fallback = filter(None, os.environ.get("TARRY_FORCE_FALLBACK", "").split(","))
@@ -84,6 +85,23 @@ class Config:
         self._cut_after_optimizer = bool(value)
 
     @property
+    def run_ahead(self) -> bool:
+        """Whether a step that comes again is computed in part, on a second thread, while it is still being recorded.
+        Programs that are compiled while it is off never do. TARRY_RUN_AHEAD=0 turns it off."""
+        return self._run_ahead
+
+    @run_ahead.setter
+    def run_ahead(self, value: bool) -> None:
+        self._run_ahead = bool(value)
+        self._tell("run_ahead", self._run_ahead)
+
+    @property
+    def kept_memory(self) -> int:
+        """Bytes of freed host memory that the process keeps for the next step instead of giving them back to the
+        system; 0 leaves the C library's settings alone. Read when a backend on the CPU is chosen. TARRY_KEPT_MEMORY."""
+        return int(os.environ.get("TARRY_KEPT_MEMORY", str(1 << 30)))
+
+    @property
     def cache_dir(self) -> Path:
         """Where builds and tables are kept. TARRY_CACHE_DIR."""
         chosen = os.environ.get("TARRY_CACHE_DIR")
@@ -106,6 +124,7 @@ class Config:
         self._listeners.append(listener)
         listener("force_fallback", self._force_fallback)
         listener("max_pending_nodes", self._max_pending_nodes)
+        listener("run_ahead", self._run_ahead)
 
     def _tell(self, name: str, value: Any) -> None:
         for listener in self._listeners:

@@ -20,7 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     "ir": {"errors"},
     "passes": {"errors", "ir"},
     "backends": {"errors", "ir", "passes", "native"},
-    "runtime": {"errors", "config", "events", "ir", "passes", "backends"},
+    "runtime": {"errors", "config", "events", "ir", "passes", "backends", "native"},
     "device": {"errors"},
     "cli": {"*"},
     "_api": {"*"},

@@ -132,6 +132,7 @@ class Batch(Protocol):
     def numbers(self) -> list[PythonNumber]: ...
     def raw(self) -> dict[str, Any]: ...
     def run(self, program: Any, update: list[int]) -> None: ...
+    def positions(self) -> tuple[list[int], list[int]]: ...
     def interpret(self, interruptible: bool) -> None: ...
     def commit(self, outputs: list[torch.Tensor | None]) -> None: ...
 
@@ -196,6 +197,11 @@ class Backend:
         needs no new program. A number for which this is False is a constant of the graph; another value then compiles
         another program. `varied` says that it has changed before. Seeds are always inputs."""
         return True
+
+    def runs_ahead(self, graph: Graph) -> bool:
+        """Whether this graph may be compiled in two parts, of which the first runs on another thread while the rest of
+        the step is still being recorded. It takes programs that need no Python (`Computation.native`)."""
+        return False
 
     # ---- data
 

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <tuple>
 
+#include "ahead.h"
 #include "hooks.h"
-#include "program.h"
 #include "scan.h"
 
 namespace tarry {
@@ -85,6 +85,8 @@ std::unique_ptr<Batch> collect(DeviceState& state) {
     root.storage->claim = &root.storage;
   }
   batch->epoch = state.epoch++;
+  batch->flight = std::move(state.flight);
+  state.launch_at = kNever;
   state.position = 0;
   old_history.swap(state.history);
   return batch;
@@ -139,14 +141,9 @@ at::Tensor clone_exactly(const at::Tensor& tensor) {
   return copy;
 }
 
-namespace {
-
-// Another tensor over the same storage, as detach() makes it, without the dispatcher.
 at::Tensor alias(const at::Tensor& tensor) {
   return at::Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), false));
 }
-
-} // namespace
 
 std::vector<at::Tensor> Batch::inputs(const std::vector<int64_t>& update) const {
   PlainDispatch plain;
@@ -184,54 +181,57 @@ std::vector<at::Tensor> Batch::own_inputs() const {
   return tensors;
 }
 
+void append_numbers(const Node& node, std::vector<c10::IValue>& found) {
+  size_t constant = 0, slot = 0;
+  for (const Argument& argument : node.op->arguments) {
+    switch (argument.kind) {
+      case ArgKind::Tensor:
+        if (node.slots[slot++] == kWrappedNumber) {
+          found.push_back(node.constants[constant++]);
+        }
+        break;
+      case ArgKind::TensorList: {
+        const int n = node.slots[slot++];
+        for (int k = 0; k < n; ++k) {
+          if (node.slots[slot++] == kWrappedNumber) {
+            found.push_back(node.constants[constant++]);
+          }
+        }
+        break;
+      }
+      case ArgKind::Number:
+        if (!node.constants[constant].isNone()) {
+          found.push_back(node.constants[constant]);
+        }
+        ++constant;
+        break;
+      case ArgKind::NumberList:
+        if (!node.constants[constant].isNone()) {
+          for (const c10::IValue& item : node.constants[constant].toListRef()) {
+            found.push_back(item);
+          }
+        }
+        ++constant;
+        break;
+      case ArgKind::Generator:
+        ++constant;
+        found.push_back(node.constants.back());
+        break;
+      case ArgKind::Constant:
+        ++constant;
+        break;
+    }
+  }
+  if (node.op->has(kRandom) && node.op->generator_argument < 0) {
+    found.push_back(node.constants.back());
+  }
+}
+
 std::vector<c10::IValue> Batch::numbers() const {
   std::vector<c10::IValue> found;
   for (const NodePtr& node : order) {
-    if (is_input(*node)) {
-      continue;
-    }
-    size_t constant = 0, slot = 0;
-    for (const Argument& argument : node->op->arguments) {
-      switch (argument.kind) {
-        case ArgKind::Tensor:
-          if (node->slots[slot++] == kWrappedNumber) {
-            found.push_back(node->constants[constant++]);
-          }
-          break;
-        case ArgKind::TensorList: {
-          const int n = node->slots[slot++];
-          for (int k = 0; k < n; ++k) {
-            if (node->slots[slot++] == kWrappedNumber) {
-              found.push_back(node->constants[constant++]);
-            }
-          }
-          break;
-        }
-        case ArgKind::Number:
-          if (!node->constants[constant].isNone()) {
-            found.push_back(node->constants[constant]);
-          }
-          ++constant;
-          break;
-        case ArgKind::NumberList:
-          if (!node->constants[constant].isNone()) {
-            for (const c10::IValue& item : node->constants[constant].toListRef()) {
-              found.push_back(item);
-            }
-          }
-          ++constant;
-          break;
-        case ArgKind::Generator:
-          ++constant;
-          found.push_back(node->constants.back());
-          break;
-        case ArgKind::Constant:
-          ++constant;
-          break;
-      }
-    }
-    if (node->op->has(kRandom) && node->op->generator_argument < 0) {
-      found.push_back(node->constants.back());
+    if (!is_input(*node)) {
+      append_numbers(*node, found);
     }
   }
   return found;
@@ -332,10 +332,18 @@ void Batch::commit_results(std::vector<at::Tensor> outputs) {
   commit(std::move(outputs));
 }
 
-void Batch::run(const Program& program, const std::vector<int64_t>& update) {
+void Batch::run(const std::shared_ptr<const Program>& program, const std::vector<int64_t>& update) {
   PlainDispatch plain;
   c10::InferenceMode no_inference(false); // what is made in inference mode cannot be written outside it, and results outlive the block
-  commit_results(program.run(inputs(update), numbers()));
+  const auto given = numbers();
+  const auto split = std::dynamic_pointer_cast<const SplitProgram>(program);
+  if (!split) {
+    commit_results(program->run(inputs(update), given));
+    return;
+  }
+  const auto early = land(*this, *split, given); // first: a flight holds on to buffers that are to be updated
+  commit_results(early ? split->run_late(inputs(update), *early, given) : split->run(inputs(update), given));
+  expect_again(*this, split);
 }
 
 void Batch::commit(std::vector<at::Tensor> outputs) {

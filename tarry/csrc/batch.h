@@ -24,6 +24,7 @@ struct Batch {
   Hash128 key;
   std::vector<NodePtr> order; // in program order, leaves among them
   std::vector<Root> roots; // in program order of their nodes
+  std::shared_ptr<Flight> flight; // what was computed ahead for this batch, perhaps
   uint32_t slots = 0; // number of values; node n's outputs are slots n->first_slot ...
   std::vector<int32_t> replaces; // per root: the slot of the leaf whose buffer the root's storage had, or -1
 
@@ -44,7 +45,7 @@ struct Batch {
   // The same for outputs that are known to be right.
   void commit(std::vector<at::Tensor> outputs);
   // Runs a program and commits what it gives. Inputs in `update` are written by it.
-  void run(const Program& program, const std::vector<int64_t>& update);
+  void run(const std::shared_ptr<const Program>& program, const std::vector<int64_t>& update);
   // Runs the nodes one by one on the real device and commits. If a node fails, all that does not depend on it is computed
   // all the same, storages that it would have changed keep their last good contents, and the error is thrown at the end.
   // An `interruptible` run lets signal handlers run in between: they must not ask for values.
@@ -77,6 +78,9 @@ struct Structure {
 std::unique_ptr<Batch> collect(DeviceState& state);
 // The graph behind some tensors, without starting a new epoch.
 std::unique_ptr<Batch> peek(const std::vector<at::Tensor>& tensors);
+
+// The numbers of one node, in the order of the raw graph.
+void append_numbers(const Node& node, std::vector<c10::IValue>& found);
 
 // An input of a batch: a leaf, or a node whose outputs were computed by an earlier, interrupted batch.
 inline bool is_input(const Node& node) {

@@ -4,7 +4,7 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/jit/runtime/interpreter.h>
 
-#include "program.h"
+#include "ahead.h"
 
 namespace py = pybind11;
 
@@ -123,6 +123,14 @@ LaunchList::Instruction instruction_from(const py::dict& given) {
   return made;
 }
 
+std::shared_ptr<Program> split_program(
+    std::shared_ptr<Program> early, std::shared_ptr<Program> late, std::vector<uint32_t> early_takes, std::vector<int32_t> late_takes,
+    std::vector<int32_t> outputs, std::vector<uint32_t> numbers, std::vector<uint32_t> seeds) {
+  return std::make_shared<SplitProgram>(SplitProgram::Parts{
+      std::move(early), std::move(late), std::move(early_takes), std::move(late_takes), std::move(outputs), std::move(numbers),
+      std::move(seeds)});
+}
+
 } // namespace
 
 void bind_program(py::module& m) {
@@ -134,6 +142,10 @@ void bind_program(py::module& m) {
         return std::make_shared<ScriptProgram>(graph, std::move(numbers), std::move(returned), outputs);
       },
       "A TorchScript graph of tensors, then of numbers, that returns a tuple.");
+  m.def("split_program", &split_program, "A program in two parts, of which the first may run while the step is still recorded.");
+  m.def("set_run_ahead", &set_run_ahead);
+  m.def("forget_expectations", &forget_expectations);
+  m.def("wait_for_flights", &wait_for_flights, py::call_guard<py::gil_scoped_release>());
   m.def(
       "launch_list",
       [](uint32_t registers, const std::vector<std::pair<c10::ScalarType, std::vector<uint32_t>>>& vectors, const py::list& instructions,

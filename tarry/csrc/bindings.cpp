@@ -6,11 +6,11 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 
+#include "ahead.h"
 #include "batch.h"
 #include "bind_device.h"
 #include "bind_program.h"
 #include "hooks.h"
-#include "program.h"
 #include "provenance.h"
 #include "record.h"
 
@@ -286,9 +286,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         return result;
       })
       .def("raw", [](const Batch& batch) { return RawGraph(batch).make(); })
+      .def("positions", &positions_of)
       .def("structure", [](const Batch& batch) { return std::make_unique<Structure>(batch); })
       .def("matches", &Batch::matches)
-      .def("run", &Batch::run, py::arg("program"), py::arg("update"), py::call_guard<py::gil_scoped_release>())
+      .def("run", [](Batch& batch, const std::shared_ptr<Program>& program, const std::vector<int64_t>& update) {
+        py::gil_scoped_release release;
+        batch.run(program, update);
+      })
       .def("interpret", &Batch::interpret, py::arg("interruptible"), py::call_guard<py::gil_scoped_release>())
       .def("commit", [](Batch& batch, std::vector<std::optional<at::Tensor>> results) {
         std::vector<at::Tensor> outputs;

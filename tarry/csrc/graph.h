@@ -99,6 +99,8 @@ struct Node final : c10::intrusive_ptr_target {
 };
 
 struct DeviceState;
+struct Expectation; // ahead.h
+struct Flight;
 
 struct TarryStorage final : c10::StorageImpl {
   TarryStorage(DeviceState* state, const Layout* home, size_t nbytes);
@@ -125,10 +127,12 @@ struct TarryStorage final : c10::StorageImpl {
 
 using StoragePtr = c10::intrusive_ptr<TarryStorage>;
 
+constexpr uint32_t kNever = UINT32_MAX;
+
 // All that is recorded on a device. `mutex` guards the fields below and those of the device's storages. Nothing that may
 // take the GIL, run a kernel or free a tensor happens under it: what is replaced goes into a Graveyard first.
 struct DeviceState {
-  explicit DeviceState(c10::DeviceIndex index) : index(index) {}
+  explicit DeviceState(c10::DeviceIndex index);
 
   const c10::DeviceIndex index;
   std::mutex mutex;
@@ -139,6 +143,11 @@ struct DeviceState {
   ska::flat_hash_map<Hash128, std::unique_ptr<Signature>, HashOfHash> signatures;
   uint64_t recorded = 0;
   uint64_t reused = 0;
+  // Running ahead (ahead.h): what is expected, from which position on it may be launched, and what was launched in this epoch.
+  std::unique_ptr<Expectation> expected;
+  uint32_t expected_at = kNever;
+  uint32_t launch_at = kNever; // as expected_at, until it was launched or the epoch is over
+  std::shared_ptr<Flight> flight;
 
   void link(TarryStorage* storage);
   void unlink(TarryStorage* storage);
@@ -175,6 +184,7 @@ at::Tensor materialise(const at::Tensor& tensor, const char* reason);
 // As above, for writing: nobody else sees the buffer.
 at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason);
 at::Tensor clone_exactly(const at::Tensor& tensor); // same strides
+at::Tensor alias(const at::Tensor& tensor); // another tensor over the same storage, as detach() makes it
 at::Tensor view_as_layout(const at::Tensor& home, const Layout* layout);
 
 // Data made by a backend on another device are moved when they are next needed. A tensor on the meta device stands for data

@@ -4,7 +4,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/TensorImpl.h>
 
-#include <array>
 #include <utility>
 
 namespace tarry {
@@ -18,20 +17,22 @@ void call_with(void* kernel, void* const* pointers, std::index_sequence<I...>) {
   reinterpret_cast<void (*)(Pointer<I>...)>(kernel)(pointers[I]...);
 }
 
+using Caller = void (*)(void*, void* const*);
+
 template <size_t N>
 void call_kernel(void* kernel, void* const* pointers) {
   call_with(kernel, pointers, std::make_index_sequence<N>());
 }
 
-using Caller = void (*)(void*, void* const*);
-
-template <size_t... N>
-constexpr std::array<Caller, sizeof...(N)> make_callers(std::index_sequence<N...>) {
-  return {&call_kernel<N>...};
+// The calling conventions of x86-64 and AArch64 let a caller pass more arguments than the function takes, which is what happens
+// here: there is no need for a caller of each number.
+Caller caller_for(size_t pointers) {
+  return pointers <= 8 ? &call_kernel<8>
+      : pointers <= 32 ? &call_kernel<32>
+      : pointers <= 128 ? &call_kernel<128>
+      : pointers <= 512 ? &call_kernel<512>
+                        : &call_kernel<LaunchList::kMaxPointers>;
 }
-
-// By the number of pointers.
-constexpr auto callers = make_callers(std::make_index_sequence<LaunchList::kMaxPointers + 1>());
 
 at::Tensor view_of(const at::Tensor& source, const LaunchList::Instruction& how) {
   auto view = at::detail::make_tensor<c10::TensorImpl>(
@@ -85,6 +86,11 @@ LaunchList::LaunchList(
       results_(std::move(results)),
       returned_(std::move(returned)),
       outputs_(outputs) {
+  for (const Instruction& step : instructions_) {
+    if (step.kind == Instruction::Kind::Kernel && step.sources.size() > 512) {
+      most_pointers_ = kMaxPointers;
+    }
+  }
   TORCH_CHECK(results_.size() == returned_.size(), "tarry: a program returns ", results_.size(), " of ", returned_.size(), " results");
 }
 
@@ -96,7 +102,7 @@ std::vector<at::Tensor> LaunchList::run(std::vector<at::Tensor> inputs, const st
   }
   registers.insert(registers.end(), constants_.begin(), constants_.end());
   registers.resize(registers_);
-  std::array<void*, kMaxPointers> pointers;
+  std::vector<void*> pointers(most_pointers_);
   for (const Instruction& step : instructions_) {
     switch (step.kind) {
       case Instruction::Kind::Allocate:
@@ -109,7 +115,7 @@ std::vector<at::Tensor> LaunchList::run(std::vector<at::Tensor> inputs, const st
         for (size_t i = 0; i < step.sources.size(); ++i) {
           pointers[i] = registers[step.sources[i]].data_ptr();
         }
-        callers[step.sources.size()](step.kernel, pointers.data());
+        caller_for(step.sources.size())(step.kernel, pointers.data());
         break;
       case Instruction::Kind::Call:
         call_operator(step, registers);

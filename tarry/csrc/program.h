@@ -46,7 +46,7 @@ class LaunchList final : public Program {
     std::vector<uint32_t> indices;
   };
   static constexpr uint32_t kNowhere = UINT32_MAX;
-  static constexpr size_t kMaxPointers = 256; // of a kernel
+  static constexpr size_t kMaxPointers = 2048; // of a kernel
 
   LaunchList(
       uint32_t registers, std::vector<NumberVector> vectors, std::vector<Instruction> instructions,
@@ -61,6 +61,7 @@ class LaunchList final : public Program {
   std::vector<uint32_t> results_; // registers
   std::vector<uint32_t> returned_; // the output that each of them is
   size_t outputs_;
+  size_t most_pointers_ = 512; // room for those of any kernel, and for what its caller passes beyond them
 };
 
 } // namespace tarry

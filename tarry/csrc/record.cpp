@@ -5,6 +5,7 @@
 
 #include <atomic>
 
+#include "ahead.h"
 #include "generator.h"
 #include "hooks.h"
 #include "provenance.h"
@@ -320,7 +321,7 @@ void record(const Operator& op, torch::jit::Stack* stack) {
   DeviceState& state = *scan.state;
   c10::SmallVector<StoragePtr, 2> storages;
   Graveyard graveyard;
-  bool full = false;
+  bool full = false, ready = false;
   const Signature* signature = nullptr;
   {
     std::unique_lock<std::mutex> lock(state.mutex);
@@ -354,6 +355,7 @@ void record(const Operator& op, torch::jit::Stack* stack) {
       storages.push_back(std::move(storage));
     }
     full = state.position >= max_pending.load(std::memory_order_relaxed);
+    ready = state.position >= state.launch_at;
   }
   size_t item = 0;
   const size_t returns = op.handle.schema().returns().size();
@@ -364,6 +366,9 @@ void record(const Operator& op, torch::jit::Stack* stack) {
   torch::jit::drop(*stack, count);
   for (auto& result : results) {
     stack->push_back(std::move(result));
+  }
+  if (C10_UNLIKELY(ready)) {
+    launch(state);
   }
   if (C10_UNLIKELY(full)) {
     request_sync(state.index, "node cap");

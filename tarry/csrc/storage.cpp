@@ -10,6 +10,7 @@
 #include <atomic>
 
 #include "graph.h"
+#include "ahead.h"
 #include "hooks.h"
 #include "record.h"
 
@@ -147,6 +148,8 @@ void DeviceState::unlink(TarryStorage* storage) {
   }
   storage->previous = storage->next = nullptr;
 }
+
+DeviceState::DeviceState(c10::DeviceIndex index) : index(index), expected(std::make_unique<Expectation>()) {}
 
 DeviceState& device_state(c10::DeviceIndex index) {
   static auto* states = [] {

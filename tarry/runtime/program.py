@@ -20,6 +20,8 @@ from tarry.errors import BackendError, FallbackError
 from tarry.ir.evaluate import run_node
 from tarry.ir.graph import Graph, Node, Value, producers
 from tarry.ir.text import node_text
+from tarry.native import C
+from tarry.passes.split import Split
 from tarry.runtime.data import as_typed, converts, empty, opaque_inputs, opaque_results, ordinal_of, real_device
 from tarry.runtime.dispatch import PlainDispatch, uninterrupted
 
@@ -29,7 +31,9 @@ _UNGUARDED: AbstractContextManager[None] = nullcontext()
 class CompiledProgram:
     """A compiled program, in parts if the backend does not know all its operators."""
 
-    def __init__(self, backend: Backend, graph: Graph, plain: Callable[[], object]) -> None:
+    def __init__(
+        self, backend: Backend, graph: Graph, plain: Callable[[], object], parts: Split | None = None
+    ) -> None:
         self._backend = backend
         self._graph = graph
         self._plain = plain
@@ -39,7 +43,7 @@ class CompiledProgram:
         self._whole: Computation | None = None
         self._parts: list[tuple[Part, Computation | None]] = []
         if not self._unknown:
-            self._whole = _compile(backend, graph)
+            self._whole = _compile(backend, graph) if parts is None else _compile_split(backend, graph, parts)
         else:
             for part in partition(graph, backend.supports):
                 self._parts.append((part, None if part.graph is None else _compile(backend, part.graph)))
@@ -224,6 +228,25 @@ def _compile(backend: Backend, graph: Graph) -> Computation:
                 f"backend {backend.name!r}: output {k} is among its in_place, but graph.replaces has no input for it"
             )
     return made
+
+
+def _compile_split(backend: Backend, graph: Graph, parts: Split) -> Computation:
+    """A program in two parts, of which the first can run ahead."""
+    early, late = _compile(backend, parts.early), _compile(backend, parts.late)
+
+    def run(inputs: list[Any], numbers: list[PythonNumber]) -> list[Any]:
+        first = early.run([inputs[k] for k in parts.early_takes], numbers)
+        second = late.run([inputs[k] if k >= 0 else first[-1 - k] for k in parts.late_takes], numbers)
+        return [second[k] if k >= 0 else first[-1 - k] for k in parts.outputs]
+
+    native = None
+    if early.native is not None and late.native is not None:
+        takes = (parts.early_takes, parts.late_takes, parts.outputs, parts.numbers, parts.seeds)
+        native = C.split_program(early.native, late.native, *map(list, takes))
+    in_place = frozenset(k for k, source in enumerate(parts.outputs) if source in late.in_place)
+    return Computation(
+        run, graph, in_place, lambda: f"{early.backend_text}\n\n{late.backend_text}", native
+    )
 
 
 def _fallback_error(backend: Backend, node: Node) -> FallbackError:

@@ -15,6 +15,7 @@ from tarry.ir.graph import Graph, Node, Number, leaves, typed
 from tarry.passes.decompose import decompose, is_decomposed, named
 from tarry.passes.donation import safe_updates
 from tarry.passes.specialize import specialize
+from tarry.passes.split import split
 from tarry.runtime.program import CompiledProgram
 
 MAX_VARIANTS = 8
@@ -45,6 +46,7 @@ class CompiledStep:
         self._varied: set[int] = set()
         self._recompile = recompile
         self._guard = guard
+        self._positions = batch.positions()
         self._compile(batch.numbers())
 
     def text(self) -> str:
@@ -77,7 +79,8 @@ class CompiledStep:
         graph = safe_updates(graph) if backend.capabilities.updates_in_place else _without_updates(graph)
         program: Runnable
         try:
-            program = CompiledProgram(backend, graph, self._guard)
+            parts = split(graph, *self._positions) if config.run_ahead and backend.runs_ahead(graph) else None
+            program = CompiledProgram(backend, graph, self._guard, parts)
         except Unsupported as error:
             if not self._variants:
                 raise

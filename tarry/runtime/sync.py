@@ -86,6 +86,7 @@ class Runtime:
                     events.emit("error", stage="set_backend", backend=old.name, error=repr(error))
                 self._retire(old)
             self._cache.clear()
+            self._native.forget_expectations()
             try:
                 self._start(chosen, device if chosen is backend else None, old)
             except BaseException:
@@ -107,6 +108,8 @@ class Runtime:
             backend.device = was_on
             raise
         self._backend = backend
+        if torch.device(backend.device).type == "cpu" and config.kept_memory and not _malloc_is_set():
+            self._native.keep_freed_memory(config.kept_memory)
 
     def _retire(self, backend: Backend) -> None:
         """A backend goes. One that fails at that must not be in the way of the next."""
@@ -153,6 +156,7 @@ class Runtime:
     def close(self) -> None:
         """The process ends: closures finish, what is pending is dropped, the backend torn down."""
         self._closures.finish()
+        self._native.wait_for_flights()
         if self._backend is not None:
             self._backend.teardown()
 
@@ -321,6 +325,11 @@ _UNPROFILED: AbstractContextManager[Any] = nullcontext()
 def _profiled(name: str) -> AbstractContextManager[Any]:
     """A range that torch.profiler shows. Entering one costs microseconds, so only while a profiler looks."""
     return record_function(name) if torch._C._autograd._profiler_enabled() else _UNPROFILED
+
+
+def _malloc_is_set() -> bool:
+    """Whether the user has chosen settings of the C library's allocator."""
+    return any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
 
 
 def _warn(message: str) -> str:

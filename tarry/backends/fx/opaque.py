@@ -17,7 +17,7 @@ import torch
 from tarry.ir.evaluate import run_node
 from tarry.ir.graph import HERE, GraphBuilder, Node, Number
 from tarry.ir.layout import TensorType
-from tarry.ir.operators import operator
+from tarry.ir.operators import draws_nothing, operator
 
 NAMESPACE = "tarry_opaque"
 
@@ -69,8 +69,8 @@ def laid_out() -> Any:
 
 def is_opaque(node: Node) -> bool:
     """Whether a node has to be called through `opaque`."""
-    if node.op.startswith("aten::_scaled_dot_product") and node.args[operator(node.op).index_of("dropout_p")] == 0.0:
-        return False  # random in name only
+    if draws_nothing(node.op, node.args):
+        return False
     return node.kept or seed_of(node) is not None
 
 

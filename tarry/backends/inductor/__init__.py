@@ -1,4 +1,4 @@
-"""Inductor: the whole step compiled by torch's own compiler (`backend`), launched without Python where it can (`launch`)."""
+"""Inductor: the whole step compiled by torch's own compiler, and launched without Python where that can be done."""
 
 from tarry.backends.inductor.backend import InductorBackend, why_not
 

@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tarry.backends.base import Backend, Capabilities, Computation, PythonNumber
 from tarry.backends.fx import FxProgram, lower, takes_number
+from tarry.backends.fx.opaque import is_opaque
 from tarry.backends.inductor.launch import launch_list
 from tarry.errors import Unsupported
 from tarry.ir.graph import Graph, Node, Number, Value
@@ -46,6 +47,9 @@ class InductorBackend(Backend):
 
     def takes_number(self, node: Node, number: Number, varied: bool) -> bool:
         return takes_number(node, number, varied)
+
+    def runs_ahead(self, graph: Graph) -> bool:
+        return self.device == "cpu" and not any(map(is_opaque, graph.nodes))  # opaque operators are written in Python
 
     def compile(self, graph: Graph) -> Computation:
         try:

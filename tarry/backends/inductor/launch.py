@@ -2,8 +2,8 @@
 
 Inductor writes a Python function that allocates buffers, calls compiled kernels with pointers into them, and calls
 operators. It is straight-line code of a few forms, so it is read as data: each statement becomes an instruction of the
-native `LaunchList` (csrc/program.h). That saves the interpreter's time and, what counts more, needs no GIL. A statement of
-any other form means that the program stays Python: nothing is guessed.
+native `LaunchList` (csrc/program.h). That saves the interpreter's time and, what counts more, needs no GIL. A statement
+of any other form means that the program stays Python: nothing is guessed.
 
 The forms are those of torch 2.11 and 2.13, whose generated code is no public interface.
 """
@@ -25,7 +25,7 @@ _IGNORED = frozenset({"assert_size_stride", "assert_alignment"})
 _ALLOCATORS = frozenset({"empty_strided_cpu"})
 
 
-class NotUnderstood(Exception):
+class NotUnderstoodError(Exception):
     """A statement that has no instruction. The program is run by Python."""
 
 
@@ -40,7 +40,7 @@ def launch_list(function: Callable[..., Any], source: str, program: FxProgram) -
     """The native program for the function that Inductor has generated, or None if it has statements of other forms."""
     try:
         return _translate(function, source, program)
-    except NotUnderstood:
+    except NotUnderstoodError:
         return None
 
 
@@ -48,13 +48,13 @@ def _translate(function: Callable[..., Any], source: str, program: FxProgram) ->
     scope = getattr(function, "__globals__", None)
     body = _body(source)
     if scope is None or body is None:
-        raise NotUnderstood("no such function")
+        raise NotUnderstoodError("no such function")
     inputs = len(program.graph.inputs)
     reader = _Reader(scope, inputs + len(program.vectors))
     for statement in body:
         reader.read(statement)
     if reader.results is None:
-        raise NotUnderstood("nothing is returned")
+        raise NotUnderstoodError("nothing is returned")
     constants, instructions, count = reader.finish()
     outputs = len(program.graph.outputs)
     return C.launch_list(
@@ -114,18 +114,18 @@ class _Reader:
 
     def read(self, statement: ast.stmt) -> None:
         if self.results is not None:
-            raise NotUnderstood("a statement after the return")
+            raise NotUnderstoodError("a statement after the return")
         match statement:
             case ast.Assign(targets=[ast.Tuple(elts=names) | ast.List(elts=names)], value=ast.Name(id="args")):
                 self._bind_parameters(names)
             case ast.Assign(targets=[ast.Name(id="args")]):
-                raise NotUnderstood("args is assigned")
+                raise NotUnderstoodError("args is assigned")
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 self._assign(name, value)
             case ast.Delete(targets=targets):
                 for target in targets:
                     if not isinstance(target, ast.Name):
-                        raise NotUnderstood("del of something")
+                        raise NotUnderstoodError("del of something")
                     self._delete(target.id)
             case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="args"), attr="clear"))):
                 pass
@@ -136,14 +136,14 @@ class _Reader:
             case ast.Return(value=ast.Tuple(elts=values)):
                 self.results = [self._register(value) for value in values]
             case _:
-                raise NotUnderstood(ast.dump(statement)[:200])
+                raise NotUnderstoodError(ast.dump(statement)[:200])
 
     def _bind_parameters(self, names: Sequence[ast.expr]) -> None:
         if len(names) != self._parameters or self._names:
-            raise NotUnderstood("other parameters")
+            raise NotUnderstoodError("other parameters")
         for k, name in enumerate(names):
             if not isinstance(name, ast.Name):
-                raise NotUnderstood("a parameter that is no name")
+                raise NotUnderstoodError("a parameter that is no name")
             self._names[name.id] = k
 
     def _assign(self, name: str, value: ast.expr) -> None:
@@ -171,12 +171,12 @@ class _Reader:
             case ast.Call() as call:
                 self._call(call, (name,))
             case _:
-                raise NotUnderstood(ast.dump(value)[:200])
+                raise NotUnderstoodError(ast.dump(value)[:200])
 
     def _delete(self, name: str) -> None:
         registers = [self._names.pop(name)] if name in self._names else self._tuples.pop(name, None)
         if registers is None or not self._instructions:
-            raise NotUnderstood(f"del {name}")
+            raise NotUnderstoodError(f"del {name}")
         self._instructions[-1]["drops"].extend(registers)
 
     # ---- calls
@@ -186,7 +186,9 @@ class _Reader:
         address = _kernel_address(function)
         if address is not None:
             if targets or call.keywords:
-                raise NotUnderstood("a kernel with a result")
+                raise NotUnderstoodError("a kernel with a result")
+            if len(call.args) > MAX_POINTERS:
+                raise NotUnderstoodError(f"a kernel of {len(call.args)} pointers")
             self._emit("kernel", [], [self._register(argument) for argument in call.args], address=address)
             return
         overload = self._overload(call, function)
@@ -199,10 +201,10 @@ class _Reader:
         arguments = []
         for argument in schema.arguments:
             if argument.name not in given and not argument.has_default_value():
-                raise NotUnderstood(f"{schema.name} without {argument.name}")
+                raise NotUnderstoodError(f"{schema.name} without {argument.name}")
             arguments.append(given.pop(argument.name, argument.default_value))
-        if given or any(not str(ret.real_type).startswith("Tensor") or "[" in str(ret.real_type) for ret in schema.returns):
-            raise NotUnderstood(f"a call of {schema.name}")
+        if given or any(str(ret.real_type) != "Tensor" for ret in schema.returns):
+            raise NotUnderstoodError(f"a call of {schema.name}")
         returns = [NOWHERE] * len(schema.returns)
         if targets and len(schema.returns) == 1:
             returns = [self._new()]
@@ -222,7 +224,7 @@ class _Reader:
                 found = getattr(packet, "out" if out else "default", None)
         # Others may be written in Python, which has no business on a thread of ours.
         if not isinstance(found, torch._ops.OpOverload) or found.namespace != "aten":
-            raise NotUnderstood(f"a call of {function}")
+            raise NotUnderstoodError(f"a call of {function}")
         return found
 
     def _argument(self, value: ast.expr) -> Any:
@@ -235,7 +237,7 @@ class _Reader:
                 return [self._argument(item) for item in items]
         try:
             return _literal(value)
-        except NotUnderstood:
+        except NotUnderstoodError:
             found = self._object(value)
             return _Register(self._constant(found)) if isinstance(found, torch.Tensor) else found
 
@@ -253,12 +255,12 @@ class _Reader:
         found = self._object(value)
         if isinstance(found, torch.Tensor):
             return self._constant(found)
-        raise NotUnderstood(f"{found!r} where a tensor is expected")
+        raise NotUnderstoodError(f"{found!r} where a tensor is expected")
 
     def _constant(self, tensor: torch.Tensor) -> int:
         """A tensor that the program carries with it; numbered from -1 downwards until all are known."""
         if tensor.device.type != "cpu":
-            raise NotUnderstood("a constant elsewhere")
+            raise NotUnderstoodError("a constant elsewhere")
         for k, known in enumerate(self._constants):
             if known is tensor:
                 return -1 - k
@@ -274,7 +276,7 @@ class _Reader:
                 return getattr(self._object(base), attribute)
             case ast.Call(func=ast.Name(id="device"), args=[ast.Constant(value=str(where))], keywords=[]):
                 return torch.device(where)
-        raise NotUnderstood(ast.dump(value)[:200])
+        raise NotUnderstoodError(ast.dump(value)[:200])
 
     def _new(self) -> int:
         self._count += 1
@@ -284,7 +286,8 @@ class _Reader:
         self._instructions.append({"kind": kind, "targets": targets, "sources": sources, "drops": [], **fields})
 
 
-NOWHERE = 2**32 - 1
+NOWHERE = 2**32 - 1  # as in csrc/program.h
+MAX_POINTERS = 2048
 
 
 def _placed(argument: Any, place: Callable[[int], int]) -> Any:
@@ -299,7 +302,7 @@ def _literal(value: ast.expr) -> Any:
     try:
         return ast.literal_eval(value)
     except ValueError as error:
-        raise NotUnderstood(str(error)) from None
+        raise NotUnderstoodError(str(error)) from None
 
 
 def _kernel_address(function: Any) -> int | None:

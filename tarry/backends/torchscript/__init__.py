@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from tarry.backends.base import Backend, Capabilities, Computation
 from tarry.backends.torchscript.data import TSData
-from tarry.backends.torchscript.lowering import TSLoweringContext
-from tarry.ir.graph import Graph
+from tarry.backends.torchscript.lowering import TSLoweringContext, draws
+from tarry.ir.graph import Graph, Node, Number
 from tarry.ir.layout import TensorType
 
 __all__ = ["TSData", "TSLoweringContext", "TorchScriptBackend"]
@@ -22,6 +22,12 @@ class TorchScriptBackend(Backend):
 
     name = "torchscript"
     capabilities = Capabilities(updates_in_place=True)
+
+    def takes_number(self, node: Node, number: Number, varied: bool) -> bool:
+        return not node.op.startswith("aten::_scaled_dot_product")  # without dropout, they draw nothing
+
+    def runs_ahead(self, graph: Graph) -> bool:
+        return self.device == "cpu" and not any(draws(node) for node in graph.nodes)
 
     def compile(self, graph: Graph) -> Computation:
         context = TSLoweringContext(graph, device=self.device)

@@ -16,7 +16,7 @@ from tarry.backends.torchscript.writes import SCATTERS, Writes, plan_writes, wri
 from tarry.errors import Unsupported
 from tarry.ir.graph import HERE, Graph, Node, Number, Value
 from tarry.ir.layout import VIEW_RULES, TensorType, is_injective, memory_order
-from tarry.ir.operators import list_length, operator, overload
+from tarry.ir.operators import draws_nothing, list_length, operator, overload
 
 _FOREACH_NUMBERS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "aten::_foreach_add.Scalar": ("aten::_foreach_add.Tensor", (1,)),
@@ -27,6 +27,13 @@ _FOREACH_NUMBERS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "aten::_foreach_div_.Scalar": ("aten::_foreach_div_.Tensor", ()),
 }
 """Operators on lists that take a number, with the one that takes a tensor, and the arguments that only that one has."""
+
+
+def draws(node: Node) -> bool:
+    """Whether a node draws random numbers: a generator is then an input of the program."""
+    if draws_nothing(node.op, node.args):
+        return False
+    return node.seed is not None or any(isinstance(arg, Number) and arg.kind == "seed" for arg in node.args)
 
 
 class TSLoweringContext(LoweringContext[JitValue]):
@@ -110,7 +117,7 @@ class TSLoweringContext(LoweringContext[JitValue]):
         super().lower_node(node)
 
     def emit(self, node: Node, args: tuple[Any, ...]) -> Sequence[JitValue | None]:
-        if node.seed is not None:
+        if node.seed is not None and draws(node):
             self._seeded("default_generator", self._borrow_generator, node.seed)
         if operator(node.op).random:  # which element gets which number depends on strides
             args = tuple(

@@ -1,0 +1,83 @@
+// Running ahead: while a step is still being recorded, the part of it that is known already is computed on another thread.
+//
+// A training loop records the same graph step after step, and most of that graph depends only on tensors that are known by the
+// end of the forward pass. So after a step whose program comes in two parts, the next one is expected to be the same: as soon as
+// all inputs of the early part have been recorded, it is launched with them. It is a pure function of its inputs and numbers, so
+// that nothing can go wrong: when the step is complete, what was computed ahead is used if the program, the inputs and the
+// numbers are those that it was launched with, and thrown away otherwise.
+#pragma once
+
+#include <condition_variable>
+#include <exception>
+
+#include "graph.h"
+#include "program.h"
+
+namespace tarry {
+
+struct Batch;
+
+// A program in two parts, of which only the late one writes to inputs.
+class SplitProgram final : public Program {
+ public:
+  struct Parts {
+    std::shared_ptr<const Program> early, late;
+    std::vector<uint32_t> early_takes; // inputs
+    std::vector<int32_t> late_takes; // inputs; -1 - k is result k of the early part
+    std::vector<int32_t> outputs; // result k of the late part; -1 - k is one of the early part
+    std::vector<uint32_t> numbers; // what the early part depends on
+    std::vector<uint32_t> seeds; // those among them that are new in every step
+  };
+  explicit SplitProgram(Parts parts) : parts_(std::move(parts)) {}
+  std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const std::vector<c10::IValue>& numbers) const override;
+  std::vector<at::Tensor> run_late(
+      const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& early, const std::vector<c10::IValue>& numbers) const;
+  const Parts& parts() const { return parts_; }
+
+  // How often in a row what was computed ahead had to be thrown away. After kMaxMisses it is not tried any more.
+  static constexpr int kMaxMisses = 4;
+  mutable std::atomic<int> misses{0};
+
+ private:
+  Parts parts_;
+};
+
+// The early part of a step, on its way.
+struct Flight {
+  std::shared_ptr<const SplitProgram> program;
+  uint64_t epoch = 0;
+  std::vector<at::Tensor> sources; // the inputs as the leaves have them
+  std::vector<at::Tensor> inputs; // aliases of them, given to the program
+  std::vector<c10::IValue> numbers;
+  int threads = 1;
+
+  std::mutex mutex;
+  std::condition_variable landed;
+  bool done = false;
+  std::vector<at::Tensor> results;
+  std::exception_ptr error;
+
+  void wait();
+};
+
+// What the next step is expected to be.
+struct Expectation {
+  std::shared_ptr<const SplitProgram> program;
+  std::vector<NodePtr> order; // of the last batch; a node that is recorded again is the same object (DeviceState::history)
+};
+
+// A batch was computed by this program: expect the next one to be the same. The caller holds no lock.
+void expect_again(Batch& batch, std::shared_ptr<const SplitProgram> program);
+// Called when `state.launch_at` is reached, without the lock.
+void launch(DeviceState& state);
+// The early results for a batch that `program` is to compute, if they were computed ahead from its very inputs and numbers.
+std::optional<std::vector<at::Tensor>> land(Batch& batch, const SplitProgram& program, const std::vector<c10::IValue>& numbers);
+
+// Where in the recording each input and each number of a batch came up.
+std::pair<std::vector<uint32_t>, std::vector<uint32_t>> positions_of(const Batch& batch);
+
+void set_run_ahead(bool on);
+void forget_expectations(); // on all devices
+void wait_for_flights(); // at the end of the process: nothing may run while libraries are unloaded
+
+} // namespace tarry

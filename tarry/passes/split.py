@@ -1,0 +1,187 @@
+"""A graph in two parts, so that the first can run while the rest of the step is still being recorded.
+
+What a node needs is known by the time its inputs have been recorded, often long before the node itself: a backward pass
+reads what the forward pass has read. So the graph is cut at a moment of the recording, such that the early part is at
+least half of the work, and as early as it can be. The late part has the rest, all updates among it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tarry.ir.graph import Graph, GraphBuilder, Node, Number, Value, leaves, map_leaves, users
+from tarry.ir.layout import VIEW_RULES
+from tarry.passes.own_outputs import own_outputs
+
+WORTH = 16
+"""Operators that the early part must have for a cut to be worth while."""
+LATEST = 0.75
+"""Of the recording: after that, there is too little left to run beside it."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """The two parts, and how they are put together.
+
+    `early_takes` are inputs of the whole graph; so are `late_takes`, where -1 - k stands for result k of the early
+    part; `outputs` are results of the late part, or -1 - k. `numbers` are all that the early part depends on, `seeds` those
+    among them that are new in every step.
+    """
+
+    early: Graph
+    late: Graph
+    early_takes: tuple[int, ...]
+    late_takes: tuple[int, ...]
+    outputs: tuple[int, ...]
+    numbers: tuple[int, ...]
+    seeds: tuple[int, ...]
+
+
+def split(graph: Graph, input_positions: Sequence[int], number_positions: Sequence[int]) -> Split | None:
+    """Cut a graph whose inputs and numbers were recorded at these positions; None if there is no good place.
+
+    Numbers other than seeds are taken to be the same in every step, so they do not hold up what uses them.
+    """
+    ready = _readiness(graph, input_positions, number_positions)
+    work = [ready[id(node)] for node in graph.nodes if node.op not in VIEW_RULES]
+    if len(work) < 2 * WORTH:
+        return None
+    moment = sorted(work)[len(work) // 2]
+    if moment > LATEST * max((*input_positions, *number_positions)):
+        return None
+    late_ids = _late(graph, {id(node) for node in graph.nodes if ready[id(node)] > moment} | _updates(graph))
+    early = [node for node in graph.nodes if id(node) not in late_ids]
+    late = [node for node in graph.nodes if id(node) in late_ids]
+    made_early = {value for node in early for value in node.results}
+    if min(_work(early), _work(late)) == 0 or _work(early) < WORTH:
+        return None
+    return _parts(graph, early, _with_views(graph, late, made_early), made_early)
+
+
+def _readiness(graph: Graph, input_positions: Sequence[int], number_positions: Sequence[int]) -> dict[int, int]:
+    """For each node, the position at which all that it needs has been recorded."""
+    known: dict[Value, int] = dict(zip(graph.inputs, input_positions, strict=True))
+    ready: dict[int, int] = {}
+    for node in graph.nodes:
+        moments = [known[value] for value in node.operands]
+        moments += [number_positions[number.index] for number in _numbers(node) if number.kind == "seed"]
+        ready[id(node)] = max(moments, default=0)
+        known.update((value, ready[id(node)]) for value in node.results)
+    return ready
+
+
+def _updates(graph: Graph) -> set[int]:
+    """The nodes whose only purpose is to update an input: they are late, so that they can write into its buffer."""
+    replacing = {value for value, index in zip(graph.outputs, graph.replaces, strict=True) if index is not None}
+    readers = users(graph)
+    found: set[int] = set()
+    for node in reversed(graph.nodes):
+        if replacing.intersection(node.results) and all(
+            id(reader) in found for value in node.results for reader in readers[value]
+        ):
+            found.add(id(node))
+    return found
+
+
+def _late(graph: Graph, late: set[int]) -> set[int]:
+    """Late nodes, and all that depends on them."""
+    found = set(late)
+    made: set[Value] = set()
+    for node in graph.nodes:
+        if id(node) in found or not made.isdisjoint(node.operands):
+            found.add(id(node))
+            made.update(node.results)
+    return found
+
+
+def _work(nodes: Iterable[Node]) -> int:
+    return sum(node.op not in VIEW_RULES for node in nodes)
+
+
+def _numbers(node: Node) -> Iterable[Number]:
+    yield from (leaf for leaf in leaves(node.args) if isinstance(leaf, Number))
+    if node.seed is not None:
+        yield node.seed
+
+
+def _with_views(graph: Graph, late: Iterable[Node], made_early: set[Value]) -> list[Node]:
+    """The late nodes with the views that they read of early values and of inputs: a view costs nothing to make again,
+    while one that was made early could look at a buffer that a late node updates."""
+    views = {node.results[0]: node for node in graph.nodes if node.op in VIEW_RULES}
+    wanted = {id(node) for node in late}
+    waiting = [value for node in late for value in node.operands]
+    while waiting:
+        value = waiting.pop()
+        node = views.get(value) if value in made_early else None
+        if node is not None and id(node) not in wanted:
+            wanted.add(id(node))
+            waiting.extend(node.operands)
+    return [node for node in graph.nodes if id(node) in wanted]
+
+
+def _parts(graph: Graph, early: list[Node], late: list[Node], made_early: set[Value]) -> Split | None:
+    made_late = {value for node in late for value in node.results}
+    inputs = {value: k for k, value in enumerate(graph.inputs)}
+    # A view that is made in both belongs to the part that makes what it looks at, where the graph returns it.
+    returned_early = [value for value in graph.outputs if value in made_early]
+    if any(value in inputs for value in graph.outputs):
+        return None
+    read = list(dict.fromkeys(value for node in late for value in node.operands if value not in made_late))
+    gives = list(dict.fromkeys((*(value for value in read if value in made_early), *returned_early)))
+    if any(_owner(value, early) in inputs for value in gives):
+        return None  # it could be handed over as it is, and be updated by the late part
+    early_takes = _operands(early, made_early)
+    replaced = [
+        graph.inputs[index]
+        for value, index in zip(graph.outputs, graph.replaces, strict=True)
+        if index is not None and value not in made_early
+    ]
+    late_takes = list(dict.fromkeys((*read, *replaced)))
+    late_gives = [k for k, value in enumerate(graph.outputs) if value not in made_early]
+    position = {value: k for k, value in enumerate(late_takes)}
+    late_replaces: list[int | None] = []
+    for k in late_gives:
+        index = graph.replaces[k]
+        late_replaces.append(None if index is None else position[graph.inputs[index]])
+    numbers = {number.index: number for node in early for number in _numbers(node)}
+    return Split(
+        early=own_outputs(_subgraph(graph, early, early_takes, gives, [None] * len(gives))),
+        late=_subgraph(graph, late, late_takes, [graph.outputs[k] for k in late_gives], late_replaces),
+        early_takes=tuple(inputs[value] for value in early_takes),
+        late_takes=tuple(inputs[value] if value in inputs else -1 - gives.index(value) for value in late_takes),
+        outputs=tuple(
+            -1 - gives.index(value) if value in made_early else late_gives.index(k)
+            for k, value in enumerate(graph.outputs)
+        ),
+        numbers=tuple(numbers),
+        seeds=tuple(index for index, number in numbers.items() if number.kind == "seed"),
+    )
+
+
+def _owner(value: Value, nodes: Iterable[Node]) -> Value:
+    """The value whose buffer a value lies in, as far as views and copies tell."""
+    sharing = (node for node in nodes if node.op in VIEW_RULES or node.op == "aten::clone")
+    looked_at = {node.results[0]: node.operands[0] for node in sharing}
+    while value in looked_at:
+        value = looked_at[value]
+    return value
+
+
+def _operands(nodes: Iterable[Node], made: set[Value]) -> list[Value]:
+    return list(dict.fromkeys(value for node in nodes for value in node.operands if value not in made))
+
+
+def _subgraph(
+    graph: Graph, nodes: Iterable[Node], takes: Sequence[Value], gives: Sequence[Value], replaces: Sequence[int | None]
+) -> Graph:
+    builder = GraphBuilder()
+    for number in graph.numbers:
+        builder.number(number.kind, number.dtype, number.value)
+    table = {value: builder.input(value.type) for value in takes}
+    for node in nodes:
+        types = [None if value is None else value.type for value in node.outputs]
+        args = map_leaves(node.args, lambda leaf: table[leaf] if isinstance(leaf, Value) else leaf)
+        made = builder.node(node.op, args, types, site=node.site, region=node.region, kept=node.kept, seed=node.seed)
+        table.update((old, new) for old, new in zip(node.outputs, made, strict=True) if old and new)
+    return builder.finish([table[value] for value in gives], replaces)
