@@ -69,16 +69,7 @@ Registry& registry() {
 // A custom operator may be removed and defined anew, with another schema at the same address.
 struct RemovalListener final : c10::OpRegistrationListener {
   void onOperatorRegistered(const c10::OperatorHandle& /*handle*/) override {}
-  void onOperatorDeregistered(const c10::OperatorHandle& handle) override {
-    auto& shared = registry();
-    std::lock_guard<std::mutex> guard(shared.mutex);
-    auto it = shared.operators.find(&handle.schema());
-    if (it != shared.operators.end()) {
-      ++shared.redefinitions[it->second->name];
-      shared.retired.push_back(std::move(it->second));
-      shared.operators.erase(it);
-    }
-  }
+  void onOperatorDeregistered(const c10::OperatorHandle& handle) override { forget_operator(handle); }
 };
 
 Operator* intern(const c10::OperatorHandle& handle, uint32_t flags) {
@@ -121,6 +112,7 @@ Operator::Operator(c10::OperatorHandle h, uint32_t flags) : handle(h), flags(fla
       generator_argument = static_cast<int>(arguments.size());
     }
     mutates = mutates || is_mutable;
+    takes_numbers = takes_numbers || kind == ArgKind::Number || kind == ArgKind::NumberList;
     arguments.push_back({kind, is_mutable, is_optional(argument.type())});
   }
   // Integers beside tensors are sizes, which shape inference tells. An operator that neither gives nor changes a tensor
@@ -133,8 +125,21 @@ Operator::Operator(c10::OperatorHandle h, uint32_t flags) : handle(h), flags(fla
     only_known = only_known && (is_tensor || kind == c10::TypeKind::IntType || kind == c10::TypeKind::SymIntType);
   }
   recordable = only_known && (has_tensor || mutates);
-  if (generator_argument >= 0) {
+  // The table knows which operators of PyTorch's draw random numbers; a custom one says so by its tag.
+  const bool is_custom = name.rfind("aten::", 0) != 0;
+  if (generator_argument >= 0 || (is_custom && handle.hasTag(at::Tag::nondeterministic_seeded))) {
     this->flags |= kRandom;
+  }
+}
+
+void forget_operator(const c10::OperatorHandle& handle) {
+  auto& shared = registry();
+  std::lock_guard<std::mutex> guard(shared.mutex);
+  auto it = shared.operators.find(&handle.schema());
+  if (it != shared.operators.end()) {
+    ++shared.redefinitions[it->second->name];
+    shared.retired.push_back(std::move(it->second));
+    shared.operators.erase(it);
   }
 }
 

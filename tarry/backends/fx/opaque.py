@@ -86,22 +86,24 @@ def opaque(node: Node) -> tuple[Any, list[int]]:
     arguments = operator(node.op).arguments
     taken = [k for k, argument in enumerate(arguments) if "Generator" not in argument.type]
     types = tuple(None if value is None else value.type for value in node.outputs)
-    return _define(node.op, types, seed_of(node) is not None), taken
+    declared = tuple(argument.type for argument in arguments)
+    return _define(node.op, declared, types, seed_of(node) is not None), taken
 
 
 @functools.cache
-def _define(op: str, types: tuple[TensorType | None, ...], seeded: bool) -> Any:
-    """One operator for each set of result types: what comes out is known from the recording, so nothing infers it."""
-    taken = [argument for argument in operator(op).arguments if "Generator" not in argument.type]
-    digest = hashlib.sha256(repr((op, types, seeded)).encode()).hexdigest()[:16]  # the same in every process
+def _define(op: str, declared: tuple[str, ...], types: tuple[TensorType | None, ...], seeded: bool) -> Any:
+    """One operator for each set of result types: what comes out is known from the recording, so nothing infers it. And for
+    each schema: a custom operator may be declared anew with another."""
+    taken = [type_ for type_ in declared if "Generator" not in type_]
+    digest = hashlib.sha256(repr((op, declared, types, seeded)).encode()).hexdigest()[:16]  # the same in every process
     name = f"{op.replace('::', '_').replace('.', '_')}_{digest}"
-    arguments = [f"{_TYPES.get(argument.type, argument.type)} a{k}" for k, argument in enumerate(taken)]
+    parameters = [f"{_TYPES.get(type_, type_)} a{k}" for k, type_ in enumerate(taken)]
     if seeded:
-        arguments.append("Tensor seed")
+        parameters.append("Tensor seed")
     made = tuple(type_ for type_ in types if type_ is not None)
     returns = "Tensor" if len(made) == 1 else "(" + ", ".join(["Tensor"] * len(made)) + ")"
     library = _library()
-    library.define(f"{name}({', '.join(arguments)}) -> {returns}", tags=(torch.Tag.needs_exact_strides,))
+    library.define(f"{name}({', '.join(parameters)}) -> {returns}", tags=(torch.Tag.needs_exact_strides,))
     library.impl(name, lambda *args: _call(op, args, types, seeded), "CompositeExplicitAutograd")
     torch.library.register_fake(
         f"{NAMESPACE}::{name}", lambda *args: _one_or_all(_empty(made, _device(args))), lib=library
