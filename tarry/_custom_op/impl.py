@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch.library import get_ctx, infer_schema
 
-from tarry.custom_ops.declare import custom_op_from_existing, find_ophandle_or_throw
+from tarry.custom_ops.declare import custom_op_from_existing
 from tarry.custom_ops.declare import custom_op_with_schema as _custom_op_with_schema
 from tarry.custom_ops.declare import find_custom_op as _find_custom_op
 from tarry.custom_ops.declare import strict_custom_op as custom_op
@@ -32,7 +32,6 @@ __all__ = [
     "_find_custom_op",
     "custom_op",
     "custom_op_from_existing",
-    "find_ophandle_or_throw",
     "get_abstract_impl",
     "get_ctx",
     "get_op",

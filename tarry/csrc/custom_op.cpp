@@ -3,9 +3,11 @@
 #include <ATen/core/TensorBase.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -72,9 +74,46 @@ struct AutogradGate final : c10::OperatorKernel {
   std::vector<size_t> tensors; // positions of the arguments that are, or hold, tensors
 };
 
+// Counts the versions of written arguments, which is how autograd finds out that a saved tensor was changed.
+struct VersionKernel final : c10::OperatorKernel {
+  explicit VersionKernel(const c10::FunctionSchema& schema) : count(schema.arguments().size()) {
+    for (size_t i = 0; i < count; ++i) {
+      const auto* alias = schema.arguments()[i].alias_info();
+      if (alias && alias->isWrite()) {
+        written.push_back(i);
+      }
+    }
+  }
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    c10::SmallVector<c10::IValue, 4> values;
+    for (const size_t i : written) {
+      values.push_back((*stack)[stack->size() - count + i]);
+    }
+    op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+    for (const c10::IValue& value : values) {
+      bump(value);
+    }
+  }
+
+ private:
+  static void bump(const c10::IValue& value) {
+    if (value.isTensor() && value.toTensor().defined() && !value.toTensor().is_inference()) {
+      value.toTensor().unsafeGetTensorImpl()->bump_version();
+    } else if (value.isList()) {
+      for (const c10::IValue& item : value.toListRef()) {
+        bump(item);
+      }
+    }
+  }
+
+  const size_t count;
+  std::vector<size_t> written;
+};
+
 // The kernels of one operator that are native. They are registered as long as it lives.
 struct CustomOpKernels {
-  CustomOpKernels(const std::string& qualname, const std::string& rule, bool aliases) {
+  CustomOpKernels(const std::string& qualname, const std::string& rule) {
     const auto find = [](const std::string& name) {
       auto handle = c10::Dispatcher::singleton().findSchema(split(name));
       TORCH_CHECK(handle, "tarry: there is no operator ", name);
@@ -85,8 +124,15 @@ struct CustomOpKernels {
     const std::string ns = qualname.substr(0, colons), name = qualname.substr(colons + 2);
     add(ns, name, c10::DispatchKey::Autograd,
         torch::CppFunction::makeFromBoxedFunctor(std::make_unique<AutogradGate>(op.schema(), autograd)));
-    if (aliases) {
-      // Counts the versions of written arguments, and makes results that are views known as such.
+    const auto aliases = [](const c10::Argument& item, bool writes) {
+      return item.alias_info() && item.alias_info()->isWrite() == writes;
+    };
+    const auto &arguments = op.schema().arguments(), &returns = op.schema().returns();
+    if (std::any_of(arguments.begin(), arguments.end(), [&](const auto& item) { return aliases(item, true); })) {
+      add(ns, name, c10::DispatchKey::ADInplaceOrView,
+          torch::CppFunction::makeFromBoxedFunctor(std::make_unique<VersionKernel>(op.schema())));
+    } else if (std::any_of(returns.begin(), returns.end(), [&](const auto& item) { return aliases(item, false); })) {
+      // Makes autograd know that the results are views.
       add(ns, name, c10::DispatchKey::ADInplaceOrView, torch::autograd::autogradNotImplementedInplaceOrViewFallback());
     }
   }
@@ -104,7 +150,7 @@ struct CustomOpKernels {
 
 void bind_custom_op(py::module& m) {
   py::class_<CustomOpKernels>(m, "CustomOpKernels", "The native kernels of a custom operator, registered while it lives.")
-      .def(py::init<const std::string&, const std::string&, bool>(), py::arg("qualname"), py::arg("rule"), py::arg("aliases"));
+      .def(py::init<const std::string&, const std::string&>(), py::arg("qualname"), py::arg("rule"));
   m.def("forget_operator", [](const std::string& qualname) {
     if (const auto handle = c10::Dispatcher::singleton().findSchema(split(qualname))) {
       forget_operator(*handle);

@@ -234,18 +234,24 @@ std::unique_ptr<Signature> try_on(
   return nullptr;
 }
 
+// Of a kernel in Python: it raised NotImplementedError, or called get_ctx(). That makes sizes that depend on data, which only
+// fake tensors can have; asked for one on meta tensors, PyTorch raises an error that names it (2.11, 2.13).
+bool is_not_implemented(PyObject* type, const char* message) {
+  const PyGILState_STATE gil = PyGILState_Ensure();
+  const bool matches = PyErr_GivenExceptionMatches(type, PyExc_NotImplementedError) != 0;
+  PyGILState_Release(gil);
+  return matches || std::string(message).find("get_ctx()") != std::string::npos;
+}
+
 bool is_not_implemented(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const c10::NotImplementedError&) {
     return true;
   } catch (const python_error& python) {
-    // Of a kernel in Python. PyTorch's get_ctx() makes sizes that depend on data, which only fake tensors have: asked for one, a
-    // meta kernel fails with an error that names it (2.11, 2.13).
-    const PyGILState_STATE gil = PyGILState_Ensure();
-    const bool matches = PyErr_GivenExceptionMatches(python.type, PyExc_NotImplementedError) != 0;
-    PyGILState_Release(gil);
-    return matches || std::string(python.what()).find("get_ctx()") != std::string::npos;
+    return is_not_implemented(python.type, python.what());
+  } catch (const pybind11::error_already_set& python) {
+    return is_not_implemented(python.type().ptr(), python.what());
   } catch (...) {
     return false;
   }

@@ -5,12 +5,11 @@ How PyTorch is asked what is registered is private to it: checked on torch 2.11 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import torch
 
-if TYPE_CHECKING:
-    from torchgen.model import FunctionSchema
+from tarry.custom_ops.schema import Schema, writes
 
 
 def _has_kernel(qualname: str, key: str) -> bool:
@@ -61,10 +60,10 @@ def check_autograd(qualname: str) -> None:
             )
 
 
-_DIFFERENTIABLE = ("Tensor", "Tensor[]", "int", "SymInt", "bool", "float")
+_DIFFERENTIABLE = ("Tensor", "List[Tensor]", "int", "SymInt", "bool", "float")
 
 
-def check_differentiable(qualname: str, schema: FunctionSchema) -> None:
+def check_differentiable(qualname: str, schema: Schema) -> None:
     """Raise RuntimeError for an operator that cannot have a backward function."""
 
     def fail(what: str) -> NoReturn:
@@ -73,11 +72,11 @@ def check_differentiable(qualname: str, schema: FunctionSchema) -> None:
             f"operator for what is differentiated."
         )
 
-    if any(arg.annotation is not None and arg.annotation.is_write for arg in schema.arguments.flat_all):
+    if writes(schema):
         fail("a non-functional operator, which writes to its arguments")
     if not schema.returns:
         fail("an operator with no returns")
-    if any(ret.annotation is not None for ret in schema.returns):
+    if any(ret.alias_info is not None for ret in schema.returns):
         fail("an operator that returns views")
     for ret in schema.returns:
         if str(ret.type) not in _DIFFERENTIABLE:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,14 +14,13 @@ from tarry.custom_ops.places import Place, caller
 from tarry.custom_ops.registry import get_op, global_registry
 from tarry.custom_ops.schema import (
     Contract,
+    Schema,
     infer,
     parse,
+    parse_strictly,
     validate_function_matches_schema,
-    validate_schema,
+    without_name,
 )
-
-if TYPE_CHECKING:
-    from torchgen.model import FunctionSchema, OperatorName
 
 
 def custom_op(
@@ -80,8 +79,8 @@ def strict_custom_op(qualname: str, manual_schema: str | None = None) -> Callabl
 
     def inner(func: Callable[..., Any]) -> CustomOp:
         name = check_declaration(qualname, func)
-        schema = parse(name, torch.library.infer_schema(func, mutates_args=()) if manual_schema is None else manual_schema)
-        validate_schema(schema)
+        text = torch.library.infer_schema(func, mutates_args=()) if manual_schema is None else manual_schema
+        schema = parse_strictly(name, text)
         if manual_schema is not None:
             validate_function_matches_schema(schema, func)
         return _described(define(qualname, schema, place, tags=()), func)
@@ -116,7 +115,7 @@ def _is_same(known: Place | None, place: Place) -> bool:
 
 def define(
     qualname: str,
-    schema: FunctionSchema,
+    schema: Schema,
     place: Place,
     *,
     tags: torch.Tag | Iterable[torch.Tag] = (torch.Tag.needs_fixed_stride_order,),
@@ -133,25 +132,19 @@ def define(
             f"first."
         )
     library = torch.library.Library(namespace, "FRAGMENT")
-    library.define(str(schema), tags=(tags,) if isinstance(tags, torch.Tag) else tuple(tags))
-    handle = find_ophandle_or_throw(namespace, schema.name)
+    library.define(f"{name}{without_name(schema)}", tags=(tags,) if isinstance(tags, torch.Tag) else tuple(tags))
+    handle = torch._C._dispatch_find_schema_or_throw(qualname, "")  # private to torch: checked on 2.11 and 2.13
     op = CustomOp(library, namespace, schema, name, handle, _private_access=True, _contract=contract, _place=place)
     op._register_autograd()
     install_error_callback(op)
     return op
 
 
-def find_ophandle_or_throw(cpp_ns: str, operator_name: OperatorName) -> Any:
-    """PyTorch's handle of an operator. Private to torch: checked on 2.11 and 2.13."""
-    return torch._C._dispatch_find_schema_or_throw(f"{cpp_ns}::{operator_name.name}", operator_name.overload_name or "")
-
-
 def custom_op_from_existing(overload: Any) -> CustomOp:
     """A CustomOp for an operator that torch.library or a C++ library has declared, to register more for it."""
     namespace, name = parse_qualname(overload.name())
-    schema = parse("", str(overload._schema).partition("::")[2])
     library = torch.library.Library(namespace, "FRAGMENT")
-    return CustomOp(library, namespace, schema, name, overload._handle, _private_access=True)
+    return CustomOp(library, namespace, overload._schema, name, overload._handle, _private_access=True)
 
 
 def find_custom_op(qualname: str, also_check_torch_library: bool = False) -> CustomOp:
@@ -168,7 +161,6 @@ def custom_op_with_schema(
 ) -> Any:
     """Declare a functional operator by its schema alone; returns its overload."""
     _, name = parse_qualname(qualname)
-    parsed = parse(name, schema)
-    validate_schema(parsed)
+    parsed = parse_strictly(name, schema)
     tags = (torch.Tag.needs_fixed_stride_order,) if needs_fixed_stride_order else ()
     return define(qualname, parsed, place or caller(1), tags=tags)._overload

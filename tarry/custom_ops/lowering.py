@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree  # not public, but stable: checked on torch 2.11 and 2.13
 
-from tarry.custom_ops.schema import is_functional
+from tarry.custom_ops.schema import is_functional, without_name
 from tarry.passes import lowerings
 
 if TYPE_CHECKING:
@@ -48,9 +48,7 @@ def _as_operator(op: CustomOp, backend: str, function: Callable[..., Any]) -> Ca
         raise RuntimeError(f"{op}: register impl_abstract before a kernel for backend {backend!r}: nothing else tells its shapes")
     name = f"{op._cpp_ns}__{op._opname}__{backend.replace(':', '_').replace('-', '_')}"
     library = torch.library.Library(KERNELS, "FRAGMENT")
-    library.define(
-        f"{name}{str(op._schema).removeprefix(str(op._schema.name))}", tags=(torch.Tag.needs_fixed_stride_order,)
-    )
+    library.define(f"{name}{without_name(op._schema)}", tags=(torch.Tag.needs_fixed_stride_order,))
     library.impl(name, function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{KERNELS}::{name}", op._get_impl("abstract").func, lib=library)
     _libraries.setdefault(op._qualname, []).append(library)

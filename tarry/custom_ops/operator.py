@@ -6,20 +6,18 @@ import functools
 import weakref
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from tarry.custom_ops import autograd, conflicts, lowering
 from tarry.custom_ops.names import SUPPORTED_DEVICE_TYPE_TO_KEY, validate_device_type
 from tarry.custom_ops.places import FuncAndLocation, Place, caller
 from tarry.custom_ops.registry import get_op, global_registry
-from tarry.custom_ops.schema import Contract, defaults_of, has_aliases
+from tarry.custom_ops.schema import Contract, Schema, defaults_of, without_name
 from tarry.ir.operators import forget_operators
 from tarry.native import C
-
-if TYPE_CHECKING:
-    from torchgen.model import FunctionSchema
 
 Function = Callable[..., Any]
 
@@ -35,7 +33,7 @@ class CustomOp:
         self,
         lib: torch.library.Library,
         cpp_ns: str,
-        schema: FunctionSchema,
+        schema: Schema,
         operator_name: str,
         ophandle: Any,
         *,
@@ -52,6 +50,7 @@ class CustomOp:
         self._qualname = f"{cpp_ns}::{operator_name}"
         self._ophandle = ophandle
         self._overload = get_op(self._qualname)
+        self._op = self._overload._op
         self._arguments = defaults_of(self._overload)
         self._named_arguments: Any = namedtuple(f"{operator_name}_args", [name for name, _, _ in self._arguments])  # type: ignore[misc] # noqa: PYI024
         self._contract = _contract or Contract(self._qualname)
@@ -70,7 +69,10 @@ class CustomOp:
         return f'<CustomOp(op="{self._qualname}")>'
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._overload(*args, **kwargs)
+        # The overload's own __call__ does no more than this, and costs a Python frame; but it is what Dynamo knows.
+        if is_dynamo_compiling():
+            return self._overload(*args, **kwargs)
+        return self._op(*args, **kwargs)
 
     # ---- kernels
 
@@ -182,9 +184,9 @@ class CustomOp:
         """Register the native autograd kernel, and the rule that it calls when a gradient is wanted."""
         rule = f"{self._cpp_ns}__{self._opname}"
         self._rules = torch.library.Library(autograd.RULES, "FRAGMENT")
-        self._rules.define(f"{rule}{str(self._schema).removeprefix(str(self._schema.name))}")
+        self._rules.define(f"{rule}{without_name(self._schema)}")
         self._rules.impl(rule, autograd.make_rule(weakref.proxy(self)), "CompositeImplicitAutograd")
-        self._kernels = C.CustomOpKernels(self._qualname, f"{autograd.RULES}::{rule}", has_aliases(self._schema))
+        self._kernels = C.CustomOpKernels(self._qualname, f"{autograd.RULES}::{rule}")
 
     # ---- transforms and modes
 

@@ -7,14 +7,14 @@ import inspect
 import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from tarry.custom_ops.types import SchemaType, UnsupportedType, default_text, return_type, schema_type
 
-if TYPE_CHECKING:
-    from torchgen.model import FunctionSchema
+Schema = torch._C.FunctionSchema
+"""PyTorch's schemas: their arguments with types, defaults and alias annotations. Checked on torch 2.11 and 2.13."""
 
 _PLAIN_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -150,27 +150,43 @@ def _shown(annotation: Any) -> str:
     return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", None) or str(annotation)
 
 
-def parse(name: str, schema: str) -> FunctionSchema:
-    """The schema "(...) -> ..." of an operator of that name, as torchgen's model. Raises AssertionError if it is none."""
+def parse(name: str, schema: str) -> Schema:
+    """The schema "(...) -> ..." of an operator of that name. Raises ValueError if it is none."""
+    try:
+        return torch._C.parse_schema(f"{name}{schema}")
+    except RuntimeError as error:
+        raise ValueError(f"custom_op: {name}{schema} is not a schema:\n{error}") from error
+
+
+def parse_strictly(name: str, schema: str) -> Schema:
+    """The same for a functional operator, by the rules of PyTorch's own schemas. Raises AssertionError for what is no
+    schema by these, and ValueError for an operator that is not functional."""
     from torchgen.model import FunctionSchema
 
-    return FunctionSchema.parse(f"{name}{schema}")
+    FunctionSchema.parse(f"{name}{schema}")
+    parsed = parse(name, schema)
+    validate_schema(parsed)
+    return parsed
 
 
-def is_functional(schema: FunctionSchema) -> bool:
+def without_name(schema: Schema) -> str:
+    """A schema as text, without the operator's name: "(Tensor x) -> Tensor"."""
+    return "".join(str(schema).partition("(")[1:])
+
+
+def writes(schema: Schema) -> bool:
+    """Whether an operator writes to its arguments."""
+    return any(argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments)
+
+
+def is_functional(schema: Schema) -> bool:
     """Whether an operator writes to nothing, gives no views, and gives something."""
-    writes = any(arg.annotation is not None and arg.annotation.is_write for arg in schema.arguments.flat_all)
-    return bool(schema.returns) and not writes and all(ret.annotation is None for ret in schema.returns)
+    return bool(schema.returns) and not writes(schema) and all(ret.alias_info is None for ret in schema.returns)
 
 
-def has_aliases(schema: FunctionSchema) -> bool:
-    """Whether an operator writes to its arguments or gives views of them."""
-    return any(item.annotation is not None for item in (*schema.arguments.flat_all, *schema.returns))
-
-
-def validate_schema(schema: FunctionSchema) -> None:
+def validate_schema(schema: Schema) -> None:
     """Raise ValueError for what the functional interface does not take: writes, views, no results, `self`."""
-    if schema.arguments.self_arg is not None:
+    if any(argument.name == "self" for argument in schema.arguments):
         raise ValueError(f"custom_op does not take arguments named 'self': give it another name. The schema is {schema}")
     if not is_functional(schema):
         raise ValueError(
@@ -179,9 +195,7 @@ def validate_schema(schema: FunctionSchema) -> None:
         )
 
 
-def validate_function_matches_schema(
-    schema: FunctionSchema, func: Callable[..., Any], *, strict: bool = True
-) -> None:
+def validate_function_matches_schema(schema: Schema, func: Callable[..., Any], *, strict: bool = True) -> None:
     """Raise ValueError if a function's parameters are not those of the schema, in order and in kind. `strict` forbids
     annotations and default values as well, which could contradict the schema."""
     signature = inspect.signature(func)
@@ -192,17 +206,12 @@ def validate_function_matches_schema(
     annotated = any(parameter.annotation is not inspect.Parameter.empty for parameter in parameters)
     if strict and (annotated or signature.return_annotation is not inspect.Signature.empty):
         raise ValueError(f"custom_op: a function with a manual schema has no type annotations of its own. {found}")
-    keyword_only = inspect.Parameter.KEYWORD_ONLY
-    pairs = [
-        ([p for p in parameters if p.kind is not keyword_only], schema.arguments.flat_positional),
-        ([p for p in parameters if p.kind is keyword_only], schema.arguments.flat_kwarg_only),
-    ]
-    for mine, declared in pairs:
-        if [p.name for p in mine] != [argument.name for argument in declared]:
-            raise ValueError(f"custom_op: expected the function's signature to match the manual schema. {found}")
+    mine = [(p.name, p.kind is inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    if mine != [(argument.name, argument.kwarg_only) for argument in schema.arguments]:
+        raise ValueError(f"custom_op: expected the function's signature to match the manual schema. {found}")
     if strict:
         defaults = any(p.default is not inspect.Parameter.empty for p in parameters)
-        if defaults or any(argument.default is not None for argument in schema.arguments.flat_all):
+        if defaults or any(argument.has_default_value() for argument in schema.arguments):
             raise ValueError(f"custom_op: neither the function nor the manual schema may have default arguments. {found}")
 
 

@@ -148,6 +148,6 @@ def default_text(value: Any, text: str) -> str:
         return f'"{value}"'
     if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
         return str(value).removeprefix("torch.")
-    if isinstance(value, list | tuple) and all(isinstance(item, bool | int | float) for item in value):
+    if isinstance(value, list | tuple) and text != "Scalar[]" and all(isinstance(v, bool | int | float) for v in value):
         return f"[{', '.join(str(item) for item in value)}]"
     raise UnsupportedType(f"a schema cannot hold the default {value!r} of a {text}; use None, and put it in the kernels")
