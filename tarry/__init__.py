@@ -19,10 +19,10 @@ from tarry._api import (
     sync,
     wait,
 )
-from tarry.custom_ops.declare import custom_op
 from tarry.backends.base import Backend, Capabilities, Computation
 from tarry.backends.lowering import LoweringContext
 from tarry.config import config
+from tarry.custom_ops.declare import custom_op
 from tarry.errors import Unsupported
 
 __version__ = "0.1.0"

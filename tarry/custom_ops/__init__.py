@@ -80,7 +80,9 @@ def impl_backward(
     return _registered(qualname, func, lambda op: op.impl_backward(output_differentiability, _stacklevel=4))
 
 
-def _registered(qualname: str, func: Function | None, method: Callable[[CustomOp], Callable[[Function], Function]]) -> Any:
+def _registered(
+    qualname: str, func: Function | None, method: Callable[[CustomOp], Callable[[Function], Function]]
+) -> Any:
     """Register a function, or return a decorator that does."""
 
     def inner(given: Function) -> Function:

@@ -7,6 +7,7 @@ the others to a *rule*: an operator of the same schema in the namespace `tarry_a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -57,8 +58,8 @@ def _refuse(op: CustomOp) -> NoReturn:
     for found, missing in (kinds, kinds[::-1]):
         if op._has_impl(found):
             raise RuntimeError(
-                f"{op}: there is a '{found}' function, registered at {op._get_impl(found).location}, but we were unable to "
-                f"find a '{missing}' function. A gradient takes both: register it with impl_{missing}."
+                f"{op}: there is a '{found}' function, registered at {op._get_impl(found).location}, but we were "
+                f"unable to find a '{missing}' function. A gradient takes both: register it with impl_{missing}."
             )
     raise RuntimeError(
         f"Autograd has not been implemented for operator {op._qualname}, and one of its arguments requires a gradient. "
@@ -89,36 +90,59 @@ class _Call:
 def _apply(formula: Formula, values: list[Any]) -> Any:
     flat, structure = pytree.tree_flatten(values)
     call = _Call(formula, structure)
-    results = formula.op._autograd_function.apply(call, *flat)
+    with _below_transforms():
+        results = formula.op._autograd_function.apply(call, *flat)
     assert call.returned is not None
     return pytree.tree_unflatten(list(results), call.returned)
 
 
+def _below_transforms() -> AbstractContextManager[None]:
+    """Say to torch.func that a function that looks at none of its transforms is meant (see make_function)."""
+    if not torch._C._are_functorch_transforms_active():
+        return nullcontext()
+    from torch._functorch.utils import enable_single_level_autograd_function
+
+    return enable_single_level_autograd_function()
+
+
 def make_function(name: str) -> Any:
-    """An autograd.Function of that name: it is what users see as `grad_fn`."""
-    methods = {"forward": staticmethod(_forward), "backward": staticmethod(_backward)}
-    return type(f"{name}_customop", (torch.autograd.Function,), methods)
+    """An autograd.Function of that name: it is what users see as `grad_fn`.
+
+    The dispatcher has taken care of the transforms of torch.func when the rule is called, as for any operator. So this is
+    the function that looks at none of them, which is private to torch (checked on 2.11 and 2.13).
+    """
+    members = {
+        "forward": staticmethod(_forward),
+        "setup_context": staticmethod(_setup_context),
+        "backward": staticmethod(_backward),
+    }
+    return type(f"{name}_customop", (torch.autograd.function._SingleLevelFunction,), members)
 
 
-def _forward(ctx: Any, call: _Call, *flat: Any) -> tuple[Any, ...]:
-    formula, op = call.formula, call.formula.op
-    values = pytree.tree_unflatten(list(flat), call.structure)
-    declared = op._arguments
-    pairs = list(zip(declared, values, strict=True))
+def _forward(call: _Call, *flat: Any) -> tuple[Any, ...]:
+    op = call.formula.op
+    pairs = list(zip(op._arguments, pytree.tree_unflatten(list(flat), call.structure), strict=True))
     with torch._C._AutoDispatchBelowAutograd():  # checked on torch 2.11 and 2.13
         result = op._overload(
             *(value for (_, keyword_only, _), value in pairs if not keyword_only),
             **{name: value for (name, keyword_only, _), value in pairs if keyword_only},
         )
-    inputs = _named(op, values)
-    saved = formula.save_for_backward.func(inputs, result)
+    results, call.returned = pytree.tree_flatten(result)
+    return tuple(results)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+    call: _Call = inputs[0]
+    assert call.returned is not None
+    formula, op = call.formula, call.formula.op
+    values = pytree.tree_unflatten(list(inputs[1:]), call.structure)
+    result = pytree.tree_unflatten(list(output), call.returned)
+    saved = formula.save_for_backward.func(_named(op, values), result)
     kinds = _named(op, [pytree.tree_map(type, value) for value in values])
     ctx.set_materialize_grads(True)
+    ctx.call = call
     _save(ctx, (saved, kinds))
     _mark_non_differentiable(ctx, result, formula.output_differentiability)
-    results, call.returned = pytree.tree_flatten(result)
-    ctx.call = call
-    return tuple(results)
 
 
 def _named(op: CustomOp, values: Sequence[Any]) -> Any:
@@ -149,8 +173,8 @@ def _mark_non_differentiable(ctx: Any, result: Any, differentiable: Sequence[boo
         tensors = made if isinstance(made, list) else [made] if isinstance(made, torch.Tensor) else []
         if wanted and not isinstance(made, torch.Tensor | list):
             raise RuntimeError(
-                f"output_differentiability={list(differentiable)} says that result {index} is differentiable, but it is not a "
-                f"Tensor: it is a {type(made).__name__}. Write False there."
+                f"output_differentiability={list(differentiable)} says that result {index} is differentiable, but it "
+                f"is not a Tensor: it is a {type(made).__name__}. Write False there."
             )
         if not wanted:
             marked.extend(tensors)
@@ -184,7 +208,9 @@ class _GradientCheck:
         self.kinds = kinds
 
     def fail(self, what: str) -> NoReturn:
-        raise RuntimeError(f"{self.formula.op}: its backward function, registered at {self.formula.backward.location}, {what}")
+        raise RuntimeError(
+            f"{self.formula.op}: its backward function, registered at {self.formula.backward.location}, {what}"
+        )
 
     def run(self, found: Any) -> None:
         if not isinstance(found, dict):
@@ -195,9 +221,9 @@ class _GradientCheck:
         expected = {a.name for a in self.formula.op._overload._schema.arguments if "Tensor" in str(a.type)}
         if found.keys() != expected:
             self.fail(
-                f"was expected to have keys {expected or '{}'} in the dict it returns, and has {set(found)}. Each argument "
-                f"that is a tensor or a list of tensors has a gradient there, or None; arguments of non-Tensor-like types have "
-                f"none."
+                f"was expected to have keys {expected or '{}'} in the dict it returns, and has {set(found)}. Each "
+                "argument that is a tensor or a list of tensors has a gradient there, or None; arguments of "
+                "non-Tensor-like types have none."
             )
         for name, gradient in found.items():
             kind = getattr(self.kinds, name)
@@ -208,7 +234,9 @@ class _GradientCheck:
 
     def check_list(self, name: str, gradients: Any, kinds: list[type]) -> None:
         if not isinstance(gradients, list | tuple):
-            self.fail(f"has to return a list of gradients for argument {name!r}, and returned a {type(gradients).__name__}")
+            self.fail(
+                f"has to return a list of gradients for argument {name!r}, and returned a {type(gradients).__name__}"
+            )
         if len(gradients) != len(kinds):
             self.fail(f"has to return a list for argument {name!r} of {len(kinds)} gradients but got {len(gradients)}")
         for index, (gradient, kind) in enumerate(zip(gradients, kinds, strict=True)):
@@ -220,4 +248,6 @@ class _GradientCheck:
         if not isinstance(gradient, torch.Tensor):
             self.fail(f"has to return either None or a Tensor for {what}, and returned a {type(gradient).__name__}")
         if not issubclass(kind, torch.Tensor):
-            self.fail(f"returned a gradient for {what}, which was not a Tensor but a {kind.__name__}: return None there")
+            self.fail(
+                f"returned a gradient for {what}, which was not a Tensor but a {kind.__name__}: return None there"
+            )

@@ -180,7 +180,9 @@ def _call_unseeded(case: Case, values: Sequence[Any]) -> Any:
 
 
 def _abstract(case: Case) -> Iterator[str]:
-    from torch._subclasses.fake_tensor import FakeTensorMode  # the modes of fake tensors: checked on torch 2.11 and 2.13
+    from torch._subclasses.fake_tensor import (
+        FakeTensorMode,  # the modes of fake tensors: checked on torch 2.11 and 2.13
+    )
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     _, result = case.plain
@@ -227,7 +229,8 @@ def _fallbacks(case: Case) -> int:
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
     return same_bytes(one, other) or (
-        (one.is_floating_point() or one.is_complex()) and torch.allclose(one, other, rtol=1e-4, atol=1e-6, equal_nan=True)
+        (one.is_floating_point() or one.is_complex())
+        and torch.allclose(one, other, rtol=1e-4, atol=1e-6, equal_nan=True)
     )
 
 

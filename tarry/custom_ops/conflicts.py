@@ -26,8 +26,8 @@ def check_kernel(qualname: str, device_type: str, key: str) -> None:
     )
     if taken:
         raise RuntimeError(
-            f"impl(device_types={device_type!r}): the operator {qualname} already has an implementation for this device type, "
-            f"registered with torch.library or TORCH_LIBRARY. Use that one, or remove its registration."
+            f"impl(device_types={device_type!r}): the operator {qualname} already has an implementation for this "
+            "device type, registered with torch.library or TORCH_LIBRARY. Use that one, or remove its registration."
         )
 
 
@@ -35,8 +35,9 @@ def check_abstract(qualname: str) -> None:
     """Raise RuntimeError if meta tensors already have a kernel that was not registered here."""
     if _has_kernel(qualname, "CompositeImplicitAutograd"):
         raise RuntimeError(
-            f"impl_abstract: the operator {qualname} already has an implementation for DispatchKey::CompositeImplicitAutograd: "
-            f"it is made of other operators, which say what it looks like. It needs no abstract implementation."
+            f"impl_abstract: the operator {qualname} already has an implementation for "
+            "DispatchKey::CompositeImplicitAutograd: it is made of other operators, which say what it looks like. It "
+            "needs no abstract implementation."
         )
     if _has_kernel(qualname, "Meta"):
         raise RuntimeError(
@@ -49,14 +50,15 @@ def check_autograd(qualname: str) -> None:
     """Raise RuntimeError if the operator already has an autograd kernel that was not registered here."""
     if _has_kernel(qualname, "CompositeImplicitAutograd"):
         raise RuntimeError(
-            f"impl_backward: the operator {qualname} already has an implementation for DispatchKey::CompositeImplicitAutograd: "
-            f"it is made of other operators, which have gradients of their own. It needs no backward function."
+            f"impl_backward: the operator {qualname} already has an implementation for "
+            "DispatchKey::CompositeImplicitAutograd: it is made of other operators, which have gradients of their own. "
+            "It needs no backward function."
         )
     for key in ("Autograd", "AutogradCPU", "AutogradCUDA", "AutogradPrivateUse1"):
         if _has_kernel(qualname, key):
             raise RuntimeError(
-                f"impl_backward: the operator {qualname} already has an autograd kernel for DispatchKey::{key}, registered with "
-                f"torch.library or TORCH_LIBRARY. Use that one, or remove its registration."
+                f"impl_backward: the operator {qualname} already has an autograd kernel for DispatchKey::{key}, "
+                "registered with torch.library or TORCH_LIBRARY. Use that one, or remove its registration."
             )
 
 
@@ -68,8 +70,8 @@ def check_differentiable(qualname: str, schema: Schema) -> None:
 
     def fail(what: str) -> NoReturn:
         raise RuntimeError(
-            f"a backward function cannot be registered for {what}: {qualname} has the schema {schema}. Declare a functional "
-            f"operator for what is differentiated."
+            f"a backward function cannot be registered for {what}: {qualname} has the schema {schema}. Declare a "
+            "functional operator for what is differentiated."
         )
 
     if writes(schema):

@@ -59,7 +59,9 @@ def custom_op(
             text, contract = infer(func, qualname, mutates_args)
         else:
             if mutates_args:
-                raise ValueError(f"custom_op({qualname!r}): with a manual schema, writes are declared there: 'Tensor(a!) x'")
+                raise ValueError(
+                    f"custom_op({qualname!r}): with a manual schema, writes are declared there: 'Tensor(a!) x'"
+                )
             text, contract = manual_schema, Contract(qualname)
         schema = parse(name, text)
         if manual_schema is not None:
@@ -74,7 +76,8 @@ def custom_op(
 
 
 def strict_custom_op(qualname: str, manual_schema: str | None = None) -> Callable[[Callable[..., Any]], CustomOp]:
-    """Declare a functional operator as torch._custom_op.impl does: same arguments, same errors for the same mistakes."""
+    """Declare a functional operator as torch._custom_op.impl does: same arguments, same errors for the same "
+    "mistakes."""
     place = caller(1)
 
     def inner(func: Callable[..., Any]) -> CustomOp:
@@ -91,13 +94,15 @@ def strict_custom_op(qualname: str, manual_schema: str | None = None) -> Callabl
 def check_declaration(qualname: str, func: Any) -> str:
     """The operator's name. Raises ValueError unless a function can declare it."""
     if not inspect.isfunction(func):
-        raise ValueError(f"custom_op({qualname!r}) is a decorator for a Python function, and got a {type(func).__name__}")
+        raise ValueError(
+            f"custom_op({qualname!r}) is a decorator for a Python function, and got a {type(func).__name__}"
+        )
     namespace, name = parse_qualname(qualname)
     validate_namespace(namespace)
     if func.__name__ != name:
         raise ValueError(
-            f"custom_op({qualname!r}): expected the function to have name {name!r}, and it is {func.__name__!r}. Rename one of "
-            f"them."
+            f"custom_op({qualname!r}): expected the function to have name {name!r}, and it is {func.__name__!r}. "
+            "Rename one of them."
         )
     return name
 
@@ -127,9 +132,9 @@ def define(
     if known is not None:
         first = f" at {known._place}" if known._place is not None else ""
         raise RuntimeError(
-            f"custom_op({qualname!r}) at {place}: an operator cannot be declared multiple times, and this one is{first}. Give "
-            f"one of them another name or namespace; or, to replace it, pass exist_ok=True to tarry.custom_op, or remove() the "
-            f"first."
+            f"custom_op({qualname!r}) at {place}: an operator cannot be declared multiple times, and this one "
+            f"is{first}. Give one of them another name or namespace; or, to replace it, pass exist_ok=True to "
+            "tarry.custom_op, or remove() the first."
         )
     library = torch.library.Library(namespace, "FRAGMENT")
     library.define(f"{name}{without_name(schema)}", tags=(tags,) if isinstance(tags, torch.Tag) else tuple(tags))

@@ -26,8 +26,8 @@ def check_backend(op: CustomOp, backend: str) -> None:
         raise ValueError(f"{op}: backend 'eager' runs the operator's own kernels; register one with impl instead")
     if not is_functional(op._schema):
         raise ValueError(
-            f"{op}: only a functional operator can be lowered, and its schema is {op._schema}. Declare a functional one, and "
-            f"write its result where it belongs."
+            f"{op}: only a functional operator can be lowered, and its schema is {op._schema}. Declare a functional "
+            "one, and write its result where it belongs."
         )
 
 
@@ -45,7 +45,9 @@ def remove(op: CustomOp) -> None:
 
 def _as_operator(op: CustomOp, backend: str, function: Callable[..., Any]) -> Callable[..., Any]:
     if not op._has_impl("abstract"):
-        raise RuntimeError(f"{op}: register impl_abstract before a kernel for backend {backend!r}: nothing else tells its shapes")
+        raise RuntimeError(
+            f"{op}: register impl_abstract before a kernel for backend {backend!r}: nothing else tells its shapes"
+        )
     name = f"{op._cpp_ns}__{op._opname}__{backend.replace(':', '_').replace('-', '_')}"
     library = torch.library.Library(KERNELS, "FRAGMENT")
     library.define(f"{name}{without_name(op._schema)}", tags=(torch.Tag.needs_fixed_stride_order,))

@@ -22,8 +22,8 @@ def parse_qualname(qualname: str) -> tuple[str, str]:
     namespace, separator, name = qualname.partition("::")
     if not separator:
         raise ValueError(
-            f"custom_op: {qualname!r} has no namespace. Write it as 'namespace::name', with the name of your package as "
-            f"the namespace, such as 'mylib::{qualname or 'name'}'"
+            f"custom_op: {qualname!r} has no namespace. Write it as 'namespace::name', with the name of your package "
+            f"as the namespace, such as 'mylib::{qualname or 'name'}'"
         )
     if "." in name:
         raise ValueError(
@@ -39,7 +39,8 @@ def validate_namespace(ns: str) -> None:
     """Raise ValueError for a namespace that is not a plain name, or is taken for PyTorch's."""
     if "." in ns:
         raise ValueError(
-            f"custom_op: the namespace {ns!r} must be a valid variable name, without dots: {ns.replace('.', '_')!r}, say"
+            f"custom_op: the namespace {ns!r} must be a valid variable name, without dots: {ns.replace('.', '_')!r}, "
+            "say"
         )
     if ns in RESERVED_NS:
         raise ValueError(f"custom_op: {ns!r} is a reserved namespace (of PyTorch's own operators): choose another")

@@ -52,7 +52,7 @@ class CustomOp:
         self._overload = get_op(self._qualname)
         self._op = self._overload._op
         self._arguments = defaults_of(self._overload)
-        self._named_arguments: Any = namedtuple(f"{operator_name}_args", [name for name, _, _ in self._arguments])  # type: ignore[misc] # noqa: PYI024
+        self._named_arguments: Any = namedtuple(f"{operator_name}_args", [name for name, _, _ in self._arguments])  # type: ignore[misc]
         self._contract = _contract or Contract(self._qualname)
         self._place = _place
         self._impls: dict[str, FuncAndLocation] = {}
@@ -76,7 +76,9 @@ class CustomOp:
 
     # ---- kernels
 
-    def impl(self, device_types: str | Iterable[str] = ("cpu", "cuda"), _stacklevel: int = 2) -> Callable[[Function], Function]:
+    def impl(
+        self, device_types: str | Iterable[str] = ("cpu", "cuda"), _stacklevel: int = 2
+    ) -> Callable[[Function], Function]:
         """Register a kernel for some types of devices: "cpu", "cuda", ..., or "tarry", where it is then called at once
         with lazy tensors instead of being recorded as one node."""
         wanted = [device_types] if isinstance(device_types, str) else list(device_types)
@@ -162,8 +164,8 @@ class CustomOp:
             or len(given) != len(self._schema.returns)
         ):
             raise RuntimeError(
-                f"{self}: impl_backward(output_differentiability=...) takes a list of {len(self._schema.returns)} bools, one "
-                f"for each result of the operator, and got {given!r}"
+                f"{self}: impl_backward(output_differentiability=...) takes a list of {len(self._schema.returns)} "
+                f"bools, one for each result of the operator, and got {given!r}"
             )
 
     def _register_gradient(self, kind: str, func: Function, stacklevel: int) -> None:
@@ -277,8 +279,8 @@ class CustomOp:
     def _check_first(self, kind: str) -> None:
         if kind in self._impls:
             raise RuntimeError(
-                f"{self}: there is a {kind} impl already, registered at {self._impls[kind].location}. An operator has one; "
-                f"remove() the operator and declare it again to change it."
+                f"{self}: there is a {kind} impl already, registered at {self._impls[kind].location}. An operator has "
+                "one; remove() the operator and declare it again to change it."
             )
 
     def _get_impl(self, kind: str) -> FuncAndLocation:
@@ -293,8 +295,8 @@ def report_error_callback(custom_op: Any, key: str) -> NoReturn:
     devices = {value: name for name, value in SUPPORTED_DEVICE_TYPE_TO_KEY.items()}
     if key == "Undefined":
         what = (
-            "there were no Tensor inputs to this operator (an empty list of tensors, say). If it takes no tensors and makes "
-            "one, register its kernel with impl_factory"
+            "there were no Tensor inputs to this operator (an empty list of tensors, say). If it takes no tensors and "
+            "makes one, register its kernel with impl_factory"
         )
     elif key == "Meta":
         what = "there is no abstract impl (no fake impl or Meta kernel) for tensors without data. Register one with impl_abstract"

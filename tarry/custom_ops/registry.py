@@ -22,8 +22,8 @@ def get_op(qualname: str) -> Any:
     overload = getattr(packet, "default", None)
     if overload is None:
         raise ValueError(
-            f"there is no operator {qualname!r}: declare it first, import the module that declares it, or load its library "
-            f"with torch.ops.load_library"
+            f"there is no operator {qualname!r}: declare it first, import the module that declares it, or load its "
+            "library with torch.ops.load_library"
         )
     return overload
 

@@ -25,6 +25,7 @@ class Contract:
     where the operator's functions are called, and only for operators that have such parameters."""
 
     qualname: str
+    names: tuple[str, ...] = ()
     choices: dict[str, tuple[str, ...]] = field(default_factory=dict)
     lengths: dict[str, int] = field(default_factory=dict)
 
@@ -32,11 +33,10 @@ class Contract:
         """The function, with its arguments checked first."""
         if not self.choices and not self.lengths:
             return function
-        signature = inspect.signature(function)
 
         @functools.wraps(function)
         def checked(*args: Any, **kwargs: Any) -> Any:
-            self.check(signature.bind(*args, **kwargs).arguments)
+            self.check(dict(zip(self.names, args, strict=False)) | kwargs)
             return function(*args, **kwargs)
 
         return checked
@@ -53,9 +53,7 @@ class Contract:
                 raise ValueError(f"{self.qualname}: {name} takes {length} elements, and got {len(given)}")
 
 
-def infer(
-    function: Callable[..., Any], qualname: str, mutates_args: str | Iterable[str] = ()
-) -> tuple[str, Contract]:
+def infer(function: Callable[..., Any], qualname: str, mutates_args: str | Iterable[str] = ()) -> tuple[str, Contract]:
     """The schema of an annotated function, without a name ("(Tensor x) -> Tensor"), and what it cannot say.
 
     `mutates_args` names the parameters that are written to; "unknown" means every tensor.
@@ -71,16 +69,19 @@ class _Inference:
         self.all_written = mutates_args == "unknown"
         if isinstance(mutates_args, str) and not self.all_written:
             raise ValueError(
-                f"custom_op({qualname!r}): mutates_args takes the names of parameters, ({mutates_args!r},) say, or 'unknown'"
+                f"custom_op({qualname!r}): mutates_args takes the names of parameters, ({mutates_args!r},) say, or "
+                "'unknown'"
             )
         self.written = frozenset() if self.all_written else frozenset(mutates_args)
 
     def run(self) -> tuple[str, Contract]:
         parts: list[str] = []
-        contract = Contract(self.qualname)
+        contract = Contract(self.qualname, tuple(self.signature.parameters))
         for position, parameter in enumerate(self.signature.parameters.values()):
             if parameter.kind not in _PLAIN_KINDS:
-                self.fail(f"parameter {parameter.name!r}: an operator has no positional-only parameters, varargs or varkwargs")
+                self.fail(
+                    f"parameter {parameter.name!r}: an operator has no positional-only parameters, varargs or varkwargs"
+                )
             if parameter.kind is inspect.Parameter.KEYWORD_ONLY and "*" not in parts:
                 parts.append("*")
             declared = self.declared(parameter)
@@ -106,7 +107,9 @@ class _Inference:
         text = declared.text
         is_tensor = text.startswith("Tensor")
         if parameter.name in self.written and not is_tensor:
-            self.fail(f"parameter {parameter.name!r} is in mutates_args, but only tensors and lists of them can be mutated")
+            self.fail(
+                f"parameter {parameter.name!r} is in mutates_args, but only tensors and lists of them can be mutated"
+            )
         if is_tensor and (self.all_written or parameter.name in self.written):
             text = f"Tensor(a{position}!){text.removeprefix('Tensor')}"
         if parameter.default is inspect.Parameter.empty:
@@ -134,8 +137,8 @@ class _Inference:
                 return self.evaluated(eval(annotation, self.function.__globals__, dict(local)))
             except Exception as error:
                 raise UnsupportedType(
-                    f"it is not a type here ({type(error).__name__}: {error}). Names in annotations must be importable at "
-                    f"module scope"
+                    f"it is not a type here ({type(error).__name__}: {error}). Names in annotations must be importable "
+                    "at module scope"
                 ) from error
         args = typing.get_args(annotation)
         if any(isinstance(arg, str | typing.ForwardRef) for arg in args) and typing.get_origin(annotation) is list:
@@ -143,7 +146,7 @@ class _Inference:
         return annotation
 
     def fail(self, what: str) -> typing.NoReturn:
-        raise ValueError(f"custom_op({self.qualname!r}): {what}. The function's signature is {self.signature}")
+        raise ValueError(f"custom_op({self.qualname!r}): {what}. The function's signature is {self.signature}") from None
 
 
 def _shown(annotation: Any) -> str:
@@ -187,11 +190,13 @@ def is_functional(schema: Schema) -> bool:
 def validate_schema(schema: Schema) -> None:
     """Raise ValueError for what the functional interface does not take: writes, views, no results, `self`."""
     if any(argument.name == "self" for argument in schema.arguments):
-        raise ValueError(f"custom_op does not take arguments named 'self': give it another name. The schema is {schema}")
+        raise ValueError(
+            f"custom_op does not take arguments named 'self': give it another name. The schema is {schema}"
+        )
     if not is_functional(schema):
         raise ValueError(
-            f"custom_op only supports functional operators here: no writes to arguments, no views of them as results, at "
-            f"least one result. tarry.custom_op takes the others. The schema is {schema}"
+            "custom_op only supports functional operators here: no writes to arguments, no views of them as results, "
+            f"at least one result. tarry.custom_op takes the others. The schema is {schema}"
         )
 
 
@@ -212,7 +217,9 @@ def validate_function_matches_schema(schema: Schema, func: Callable[..., Any], *
     if strict:
         defaults = any(p.default is not inspect.Parameter.empty for p in parameters)
         if defaults or any(argument.has_default_value() for argument in schema.arguments):
-            raise ValueError(f"custom_op: neither the function nor the manual schema may have default arguments. {found}")
+            raise ValueError(
+                f"custom_op: neither the function nor the manual schema may have default arguments. {found}"
+            )
 
 
 def defaults_of(overload: torch._ops.OpOverload) -> list[tuple[str, bool, Any]]:

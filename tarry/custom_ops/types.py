@@ -72,8 +72,8 @@ def schema_type(annotation: Any) -> SchemaType:
 def _enumeration(annotation: type[enum.Enum]) -> SchemaType:
     if not issubclass(annotation, str):
         raise UnsupportedType(
-            f"an operator takes strings and not members of {annotation.__name__}: derive it from enum.StrEnum, so that its "
-            f"members are strings"
+            f"an operator takes strings and not members of {annotation.__name__}: derive it from enum.StrEnum, so that "
+            "its members are strings"
         )
     return SchemaType("str", choices=tuple(str(member.value) for member in annotation))
 
@@ -119,7 +119,9 @@ def return_type(annotation: Any) -> str:
     if typing.get_origin(annotation) is tuple:
         args = typing.get_args(annotation)
         if Ellipsis in args:
-            raise UnsupportedType("an operator returns a fixed number of things: use list[Tensor] for a variable number")
+            raise UnsupportedType(
+                "an operator returns a fixed number of things: use list[Tensor] for a variable number"
+            )
         inner = ", ".join(_one_return(arg) for arg in args)
         return f"(({inner}))" if len(args) == 1 else f"({inner})"
     return _one_return(annotation)
@@ -150,4 +152,6 @@ def default_text(value: Any, text: str) -> str:
         return str(value).removeprefix("torch.")
     if isinstance(value, list | tuple) and text != "Scalar[]" and all(isinstance(v, bool | int | float) for v in value):
         return f"[{', '.join(str(item) for item in value)}]"
-    raise UnsupportedType(f"a schema cannot hold the default {value!r} of a {text}; use None, and put it in the kernels")
+    raise UnsupportedType(
+        f"a schema cannot hold the default {value!r} of a {text}; use None, and put it in the kernels"
+    )
