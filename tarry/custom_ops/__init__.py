@@ -45,7 +45,7 @@ def custom_op(qualname: str, func_or_schema: Function | str | None = None) -> An
     are registered by the other functions of this module."""
     namespace, _ = parse_qualname(qualname)
     validate_namespace(namespace)
-    place = caller(1)
+    place = caller()
 
     def inner(func: Function) -> Function:
         check_declaration(qualname, func)
@@ -60,24 +60,24 @@ def custom_op(qualname: str, func_or_schema: Function | str | None = None) -> An
 
 def impl(qualname: str, *, device_types: str | Iterable[str] = ("cpu", "cuda"), func: Function | None = None) -> Any:
     """Register a kernel: see `CustomOp.impl`."""
-    return _registered(qualname, func, lambda op: op.impl(device_types, _stacklevel=4))
+    return _registered(qualname, func, lambda op: op.impl(device_types))
 
 
 def impl_abstract(qualname: str, *, func: Function | None = None) -> Any:
     """Register what the results look like: see `CustomOp.impl_abstract`."""
-    return _registered(qualname, func, lambda op: op.impl_abstract(_stacklevel=4))
+    return _registered(qualname, func, lambda op: op.impl_abstract())
 
 
 def impl_save_for_backward(qualname: str, *, func: Function | None = None) -> Any:
     """Register what is kept for the backward function: see `CustomOp.impl_save_for_backward`."""
-    return _registered(qualname, func, lambda op: op.impl_save_for_backward(_stacklevel=4))
+    return _registered(qualname, func, lambda op: op.impl_save_for_backward())
 
 
 def impl_backward(
     qualname: str, output_differentiability: Sequence[bool] | None = None, *, func: Function | None = None
 ) -> Any:
     """Register the backward function: see `CustomOp.impl_backward`."""
-    return _registered(qualname, func, lambda op: op.impl_backward(output_differentiability, _stacklevel=4))
+    return _registered(qualname, func, lambda op: op.impl_backward(output_differentiability))
 
 
 def _registered(

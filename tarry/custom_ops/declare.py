@@ -51,7 +51,7 @@ def custom_op(
     To declare it again from the same line (a module that is reloaded), or from a notebook, replaces it; anywhere else
     that is an error, unless `exist_ok` says that it is meant. See docs/custom-operators.md.
     """
-    place = caller(1)
+    place = caller()
 
     def inner(func: Callable[..., Any]) -> CustomOp:
         name = check_declaration(qualname, func)
@@ -78,7 +78,7 @@ def custom_op(
 def strict_custom_op(qualname: str, manual_schema: str | None = None) -> Callable[[Callable[..., Any]], CustomOp]:
     """Declare a functional operator as torch._custom_op.impl does: same arguments, same errors for the same "
     "mistakes."""
-    place = caller(1)
+    place = caller()
 
     def inner(func: Callable[..., Any]) -> CustomOp:
         name = check_declaration(qualname, func)
@@ -168,4 +168,4 @@ def custom_op_with_schema(
     _, name = parse_qualname(qualname)
     parsed = parse_strictly(name, schema)
     tags = (torch.Tag.needs_fixed_stride_order,) if needs_fixed_stride_order else ()
-    return define(qualname, parsed, place or caller(1), tags=tags)._overload
+    return define(qualname, parsed, place or caller(), tags=tags)._overload

@@ -13,7 +13,7 @@ from torch.compiler import is_dynamo_compiling
 
 from tarry.custom_ops import autograd, conflicts, lowering
 from tarry.custom_ops.names import SUPPORTED_DEVICE_TYPE_TO_KEY, validate_device_type
-from tarry.custom_ops.places import FuncAndLocation, Place, caller
+from tarry.custom_ops.places import FuncAndLocation, Place, caller, frames_to_caller
 from tarry.custom_ops.registry import get_op, global_registry
 from tarry.custom_ops.schema import Contract, Schema, defaults_of, without_name
 from tarry.ir.operators import forget_operators
@@ -76,9 +76,7 @@ class CustomOp:
 
     # ---- kernels
 
-    def impl(
-        self, device_types: str | Iterable[str] = ("cpu", "cuda"), _stacklevel: int = 2
-    ) -> Callable[[Function], Function]:
+    def impl(self, device_types: str | Iterable[str] = ("cpu", "cuda")) -> Callable[[Function], Function]:
         """Register a kernel for some types of devices: "cpu", "cuda", ..., or "tarry", where it is then called at once
         with lazy tensors instead of being recorded as one node."""
         wanted = [device_types] if isinstance(device_types, str) else list(device_types)
@@ -90,24 +88,24 @@ class CustomOp:
                 key = SUPPORTED_DEVICE_TYPE_TO_KEY[device_type]
                 if not self._has_impl(device_type):
                     conflicts.check_kernel(self._qualname, device_type, key)
-                self._register_impl(device_type, func, stacklevel=_stacklevel)
+                self._register_impl(device_type, func)
                 self._lib.impl(self._opname, self._contract.guard(func), key)
             self._changed()
             return func
 
         return inner
 
-    def impl_factory(self, _stacklevel: int = 2) -> Callable[[Function], Function]:
+    def impl_factory(self) -> Callable[[Function], Function]:
         """Register the kernel of an operator that takes no tensors and makes one."""
 
         def inner(func: Function) -> Function:
-            self._register_impl("factory", func, stacklevel=_stacklevel)
+            self._register_impl("factory", func)
             self._lib.impl(self._opname, self._contract.guard(func), "BackendSelect")
             return func
 
         return inner
 
-    def impl_abstract(self, _stacklevel: int = 2) -> Callable[[Function], Function]:
+    def impl_abstract(self) -> Callable[[Function], Function]:
         """Register what the results look like (shape, dtype, strides, device), given tensors without data.
 
         It is what tarry, torch.compile and torch.export know of the operator. For a size that depends on data, call
@@ -117,9 +115,9 @@ class CustomOp:
         def inner(func: Function) -> Function:
             if not self._has_impl("abstract"):
                 conflicts.check_abstract(self._qualname)
-            self._register_impl("abstract", func, stacklevel=_stacklevel)
+            self._register_impl("abstract", func)
             guarded = self._contract.guard(func)
-            torch.library.register_fake(self._qualname, guarded, lib=self._lib, _stacklevel=_stacklevel)
+            torch.library.register_fake(self._qualname, guarded, lib=self._lib, _stacklevel=frames_to_caller() + 1)
             self._changed()
             return func
 
@@ -127,19 +125,17 @@ class CustomOp:
 
     # ---- gradients
 
-    def impl_save_for_backward(self, _stacklevel: int = 2) -> Callable[[Function], Function]:
+    def impl_save_for_backward(self) -> Callable[[Function], Function]:
         """Register `function(inputs, output)`, which returns what the backward function is to be given. `inputs` is a
         named tuple of the arguments. See `impl_backward`."""
 
         def inner(func: Function) -> Function:
-            self._register_gradient("save_for_backward", func, _stacklevel + 1)
+            self._register_gradient("save_for_backward", func)
             return func
 
         return inner
 
-    def impl_backward(
-        self, output_differentiability: Sequence[bool] | None = None, _stacklevel: int = 2
-    ) -> Callable[[Function], Function]:
+    def impl_backward(self, output_differentiability: Sequence[bool] | None = None) -> Callable[[Function], Function]:
         """Register `function(ctx, saved, *grads)`, which returns a dict from the names of all tensor arguments to their
         gradients (None: there is none). `grads` are those of the results, with zeros where there was none.
         `ctx.needs_input_grad` says by name whose gradients are wanted.
@@ -150,7 +146,7 @@ class CustomOp:
             self._check_differentiability(output_differentiability)
 
         def inner(func: Function) -> Function:
-            self._register_gradient("backward", func, _stacklevel + 1)
+            self._register_gradient("backward", func)
             self._output_differentiability = output_differentiability
             self._update_formula()
             return func
@@ -168,12 +164,12 @@ class CustomOp:
                 f"bools, one for each result of the operator, and got {given!r}"
             )
 
-    def _register_gradient(self, kind: str, func: Function, stacklevel: int) -> None:
+    def _register_gradient(self, kind: str, func: Function) -> None:
         conflicts.check_differentiable(self._qualname, self._schema)
         if self._kernels is None:
             conflicts.check_autograd(self._qualname)
             self._register_autograd()
-        self._register_impl(kind, func, stacklevel=stacklevel)
+        self._register_impl(kind, func)
         self._update_formula()
 
     def _update_formula(self) -> None:
@@ -192,12 +188,12 @@ class CustomOp:
 
     # ---- transforms and modes
 
-    def impl_vmap(self, _stacklevel: int = 2) -> Callable[[Function], Function]:
+    def impl_vmap(self) -> Callable[[Function], Function]:
         """Register what the operator does under torch.vmap: `function(info, in_dims, *args)` returns `(output, out_dims)`,
         as for torch.library.register_vmap. Without it, vmap calls the operator once for each element of the batch."""
 
         def inner(func: Function) -> Function:
-            self._register_impl("vmap", func, stacklevel=_stacklevel)
+            self._register_impl("vmap", func)
             torch.library.register_vmap(self._qualname, func, lib=self._lib)
             return func
 
@@ -207,7 +203,7 @@ class CustomOp:
         """Under autocast on these devices, cast floating-point arguments to `cast_inputs` before the call. Without it,
         autocast leaves the operator alone."""
         wanted = [device_types] if isinstance(device_types, str) else list(device_types)
-        place = str(caller(1))
+        place = str(caller())
         for device_type in wanted:
             validate_device_type(device_type)
         for device_type in wanted:
@@ -219,7 +215,7 @@ class CustomOp:
 
     # ---- on tarry
 
-    def lower(self, backend: str, *, kernel: bool = False, _stacklevel: int = 2) -> Callable[[Function], Function]:
+    def lower(self, backend: str, *, kernel: bool = False) -> Callable[[Function], Function]:
         """Register what the operator is made of when a tarry backend ("inductor", "torchscript", ...) compiles it.
 
         The function has the operator's signature. It is traced: what it does has to be operators of PyTorch's, which the
@@ -229,7 +225,7 @@ class CustomOp:
         lowering.check_backend(self, backend)
 
         def inner(func: Function) -> Function:
-            self._register_impl(f"lowering for {backend}", func, stacklevel=_stacklevel)
+            self._register_impl(f"lowering for {backend}", func)
             lowering.register(self, backend, func, kernel)
             self._changed()
             return func
@@ -272,9 +268,9 @@ class CustomOp:
 
     # ---- what is registered, and where
 
-    def _register_impl(self, kind: str, func: Function, stacklevel: int = 2) -> None:
+    def _register_impl(self, kind: str, func: Function) -> None:
         self._check_first(kind)
-        self._impls[kind] = FuncAndLocation(func, str(caller(stacklevel - 1)))
+        self._impls[kind] = FuncAndLocation(func, str(caller()))
 
     def _check_first(self, kind: str) -> None:
         if kind in self._impls:

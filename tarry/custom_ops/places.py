@@ -33,7 +33,18 @@ class Place:
         return "ipykernel" in self.file or not Path(self.file).is_file()
 
 
-def caller(depth: int) -> Place:
-    """The line that called the function `depth` frames up (1: the caller of who calls this)."""
-    frame = sys._getframe(depth + 1)
+_OURS = str(Path(__file__).parent)
+
+
+def caller() -> Place:
+    """The line of the user's program that led here."""
+    frame = sys._getframe(frames_to_caller())
     return Place(frame.f_code.co_filename, frame.f_lineno)
+
+
+def frames_to_caller() -> int:
+    """How many frames up from the function that asks the user's program is."""
+    depth = 1
+    while sys._getframe(depth + 1).f_code.co_filename.startswith(_OURS):
+        depth += 1
+    return depth

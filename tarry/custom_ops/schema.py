@@ -146,7 +146,9 @@ class _Inference:
         return annotation
 
     def fail(self, what: str) -> typing.NoReturn:
-        raise ValueError(f"custom_op({self.qualname!r}): {what}. The function's signature is {self.signature}") from None
+        raise ValueError(
+            f"custom_op({self.qualname!r}): {what}. The function's signature is {self.signature}"
+        ) from None
 
 
 def _shown(annotation: Any) -> str:
