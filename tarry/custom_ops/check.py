@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree  # not public, but stable: checked on 
 
 from tarry import _api
 from tarry.custom_ops.comparison import difference, same_bytes
-from tarry.custom_ops.gradients import check_gradients
+from tarry.custom_ops.gradients import check_gradients, gradients
 from tarry.errors import CustomOpCheckError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Case:
     def results(self, result: Any) -> Iterator[tuple[str, Any, torch.Tensor]]:
         """Every tensor among the results, with a name for it and what the schema says of it."""
         returns = self.op._overload._schema.returns
-        parts = result if len(returns) > 1 else (result,)
+        parts = (result,) if len(returns) == 1 else result or ()
         for index, (declared, part) in enumerate(zip(returns, parts, strict=True)):
             name = "the result" if len(returns) == 1 else f"result {index}"
             for position, leaf in enumerate(part if isinstance(part, list) else [part]):
@@ -189,8 +189,8 @@ def _abstract(case: Case) -> Iterator[str]:
     if "factory" in case.op._impls:
         return
     mode = FakeTensorMode(shape_env=ShapeEnv())
+    values = case.copies(lambda tensor: mode.from_tensor(tensor, static_shapes=True))
     with mode, torch.no_grad():
-        values = case.copies(lambda tensor: mode.from_tensor(tensor, static_shapes=True))
         promised = case.call(values)
     real, fake = list(case.results(result)), list(case.results(promised))
     if len(real) != len(fake):
@@ -202,29 +202,38 @@ def _abstract(case: Case) -> Iterator[str]:
 
 def _recorded(case: Case) -> Iterator[str]:
     """Called on tarry, it must be one node, and give what it gives in eager."""
-    devices = {tensor.device.type for _, _, tensor in case.tensors(case.values)}
-    real = torch.device(_api.get_backend().fallback_device())
-    if not devices or devices != {real.type}:
-        return  # tarry would compute it elsewhere than the arguments are
+    if not _is_at_home(case):
+        return
     after, result = case.plain
-    before = _fallbacks(case)
     values = case.copies(lambda tensor: tensor.to("tarry"))
     with torch.no_grad():
         recorded = case.call(values)
-    if _fallbacks(case) == before and case.is_random:
+    if case.is_random:
         return  # tarry draws a seed of its own for each node
     expected = [*case.results(result), *case.tensors(after)]
     found = [*case.results(recorded), *case.tensors(values)]
     for (name, _, made), (_, _, lazy) in zip(expected, found, strict=True):
         yield from difference(name, lazy, made, "called", "recorded", device=False)
-        if lazy.shape == made.shape and lazy.dtype == made.dtype and not _close(lazy.detach().to(real), made):
+        if lazy.shape == made.shape and lazy.dtype == made.dtype and not _close(lazy.to(made.device), made):
             yield f"{name} has other values when recorded on tarry than when called"
 
 
-def _fallbacks(case: Case) -> int:
-    from tarry import metrics
+def _recorded_gradient(case: Case) -> Iterator[str]:
+    if case.op._formula is None or case.is_random or not _is_at_home(case):
+        return
+    eager = gradients(case.copies(), case.values, case.call)
+    lazy = gradients(case.copies(lambda tensor: tensor.to("tarry")), case.values, case.call)
+    for (name, expected), (_, found) in zip(eager, lazy, strict=True):
+        if (expected is None) != (found is None) or (
+            expected is not None and found is not None and not _close(found.to(expected.device), expected)
+        ):
+            yield f"the gradient of {name} is another when recorded on tarry than when called"
 
-    return metrics.counters().get(f"fallback/{case.op._qualname}", 0)
+
+def _is_at_home(case: Case) -> bool:
+    """Whether tarry computes where the arguments are."""
+    devices = {tensor.device.type for _, _, tensor in case.tensors(case.values)}
+    return devices == {torch.device(_api.get_backend().fallback_device()).type}
 
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -246,4 +255,5 @@ CHECKS: dict[str, Callable[[Case], Iterator[str]]] = {
     "abstract implementation": _abstract,
     "gradient": _gradient,
     "recorded": _recorded,
+    "recorded gradient": _recorded_gradient,
 }

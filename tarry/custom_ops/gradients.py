@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.gradcheck import GradcheckError, gradcheck
 from torch.utils import _pytree as pytree  # not public, but stable: checked on torch 2.11 and 2.13
 
 if TYPE_CHECKING:
@@ -43,24 +45,45 @@ def check_gradients(
         for k, tensor in zip(wanted, tensors, strict=True):
             leaves[k] = tensor
         results = call(pytree.tree_unflatten(leaves, structure))
-        tensors = tuple(t for t in pytree.tree_leaves(results) if isinstance(t, torch.Tensor) and t.requires_grad)
+        tensors = tuple(t for t in pytree.tree_leaves(results) if _has_gradient(t))
         if not tensors:
             raise RuntimeError("no result requires a gradient")
         return tensors
 
     small = sum(tensor.numel() for tensor in inputs) <= _SMALL
     try:
-        torch.autograd.gradcheck(
-            differentiated,
-            inputs,
-            fast_mode=not small,
-            check_undefined_grad=False,
-            nondet_tol=1e-7,
-            **tolerances,  # type: ignore[arg-type]
-        )
-    except torch.autograd.gradcheck.GradcheckError as error:  # type: ignore[attr-defined]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Input #")  # single precision, where the kernel takes no other
+            gradcheck(
+                differentiated,
+                inputs,
+                fast_mode=not small,
+                check_undefined_grad=False,
+                nondet_tol=1e-7,
+                **tolerances,  # type: ignore[arg-type]
+            )
+    except GradcheckError as error:
         lines = " ".join(str(error).split())
         yield f"the backward function at {formula.backward.location} disagrees with finite differences: {lines[:300]}"
+
+
+def gradients(
+    values: list[Any], given: list[Any], call: Callable[[Sequence[Any]], Any]
+) -> list[tuple[str, torch.Tensor | None]]:
+    """The gradients of the sum of all results, for the arguments of `values` that are differentiated in `given`."""
+    flat, structure = pytree.tree_flatten(values)
+    wanted = _wanted(pytree.tree_flatten(given)[0])
+    leaves = [leaf.detach().requires_grad_() if k in wanted else leaf for k, leaf in enumerate(flat)]
+    results = [t for t in pytree.tree_leaves(call(pytree.tree_unflatten(leaves, structure))) if _has_gradient(t)]
+    if not results or not wanted:
+        return []
+    inputs = [leaves[k] for k in wanted]
+    found = torch.autograd.grad(results, inputs, [torch.ones_like(t) for t in results], allow_unused=True)
+    return [(f"tensor argument {k}", gradient) for k, gradient in zip(wanted, found, strict=True)]
+
+
+def _has_gradient(result: Any) -> bool:
+    return isinstance(result, torch.Tensor) and result.requires_grad
 
 
 def _wanted(flat: list[Any]) -> list[int]:
