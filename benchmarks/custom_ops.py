@@ -1,4 +1,4 @@
-"""What a call of a custom operator costs, against a hand-written pair of `define` and `impl`, and torch.library.custom_op.
+"""What a call of a custom operator costs, against a hand-written `define` and `impl`, and torch.library.custom_op.
 
     python -m benchmarks custom-ops                  # the table
     python -m benchmarks custom-ops --json out.json  # and every sample
@@ -52,7 +52,8 @@ def by_tarry() -> Any:
     import tarry
 
     @tarry.custom_op("benchmark_tarry::f")
-    def f(x: Tensor, y: Tensor) -> Tensor: ...
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        raise NotImplementedError
 
     f.impl("cpu")(kernel)
     f.impl_abstract()(kernel)

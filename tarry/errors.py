@@ -46,5 +46,5 @@ class IRError(TarryError):
 class CustomOpCheckError(TarryError, AssertionError):
     """`op.check(...)` found that a custom operator does not do what its declaration says. The message lists all faults.
 
-    Failing: `return x` in a kernel of an operator that is declared as `(Tensor x) -> Tensor`. Cured: `return x.clone()`.
+    Failing: `return x` in a kernel of an operator declared as `(Tensor x) -> Tensor`. Cured: `return x.clone()`.
     """

@@ -1,8 +1,8 @@
 """Custom operators: declared once, at home in eager PyTorch, in tarry and in torch.compile.
 
-`tarry.custom_op` declares one (declare.py) and returns a `CustomOp` (operator.py) that takes all the rest. The functions
-of this module do the same by name: those of `torch._custom_ops`, argument for argument. For code that changes nothing but
-an import, `tarry._custom_ops` and `tarry._custom_op.impl` have the names of PyTorch's modules.
+`tarry.custom_op` declares one (declare.py) and returns a `CustomOp` (operator.py) that takes all the rest. The
+functions of this module do the same by name: those of `torch._custom_ops`, argument for argument. For code that changes
+nothing but an import, `tarry._custom_ops` and `tarry._custom_op.impl` have the names of PyTorch's modules.
 
 names.py       what an operator may be called, which devices there are
 types.py       annotations as types of a schema
@@ -41,8 +41,8 @@ Function = Callable[..., Any]
 
 
 def custom_op(qualname: str, func_or_schema: Function | str | None = None) -> Any:
-    """Declare a functional operator, by an annotated function (also as a decorator) or by a schema. Kernels and the rest
-    are registered by the other functions of this module."""
+    """Declare a functional operator, by an annotated function (also as a decorator) or by a schema. Kernels and the
+    rest are registered by the other functions of this module."""
     namespace, _ = parse_qualname(qualname)
     validate_namespace(namespace)
     place = caller()

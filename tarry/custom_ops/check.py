@@ -131,7 +131,8 @@ def _mutation(case: Case) -> Iterator[str]:
     for (name, declared, now), (_, _, before) in zip(case.tensors(after), case.tensors(case.values), strict=True):
         written = declared.alias_info is not None and declared.alias_info.is_write
         if not written and not same_bytes(now, before):
-            yield f"argument {name} was written to, and the schema does not say so. Name it in mutates_args, or copy it first"
+            advice = "Name it in mutates_args, or copy it first"
+            yield f"argument {name} was written to, and the schema does not say so. {advice}"
 
 
 def _aliasing(case: Case) -> Iterator[str]:
@@ -143,7 +144,8 @@ def _aliasing(case: Case) -> Iterator[str]:
         aliases = set() if declared.alias_info is None else set(declared.alias_info.before_set)
         for base, argument in bases:
             if argument.alias_info is None or not aliases & set(argument.alias_info.before_set):
-                yield f"{name} shares memory with argument {base}, and the schema does not say so. Return a copy (.clone())"
+                advice = "Return a copy (.clone())"
+                yield f"{name} shares memory with argument {base}, and the schema does not say so. {advice}"
         if aliases and not bases and made.numel():
             yield f"{name} is declared as an alias of an argument, and is none. Remove the annotation from the schema"
         if buffer in seen and made.numel() and not aliases:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -45,5 +45,5 @@ def _strides_differ(made: torch.Tensor, promise: torch.Tensor) -> bool:
     return any(size != 1 and _differ(stride, other) for size, stride, other in pairs)
 
 
-def _text(numbers: object) -> str:
-    return f"({', '.join(str(number) for number in tuple(numbers))})"  # type: ignore[arg-type]
+def _text(numbers: Iterable[object]) -> str:
+    return f"({', '.join(str(number) for number in numbers)})"

@@ -6,7 +6,7 @@ import functools
 import weakref
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -183,14 +183,15 @@ class CustomOp:
         rule = f"{self._cpp_ns}__{self._opname}"
         self._rules = torch.library.Library(autograd.RULES, "FRAGMENT")
         self._rules.define(f"{rule}{without_name(self._schema)}")
-        self._rules.impl(rule, autograd.make_rule(weakref.proxy(self)), "CompositeImplicitAutograd")
+        self._rules.impl(rule, autograd.make_rule(cast("CustomOp", weakref.proxy(self))), "CompositeImplicitAutograd")
         self._kernels = C.CustomOpKernels(self._qualname, f"{autograd.RULES}::{rule}")
 
     # ---- transforms and modes
 
     def impl_vmap(self) -> Callable[[Function], Function]:
-        """Register what the operator does under torch.vmap: `function(info, in_dims, *args)` returns `(output, out_dims)`,
-        as for torch.library.register_vmap. Without it, vmap calls the operator once for each element of the batch."""
+        """Register what the operator does under torch.vmap: `function(info, in_dims, *args)` returns
+        `(output, out_dims)`, as for torch.library.register_vmap. Without it, vmap calls the operator once for each
+        element of the batch."""
 
         def inner(func: Function) -> Function:
             self._register_impl("vmap", func)
@@ -218,9 +219,9 @@ class CustomOp:
     def lower(self, backend: str, *, kernel: bool = False) -> Callable[[Function], Function]:
         """Register what the operator is made of when a tarry backend ("inductor", "torchscript", ...) compiles it.
 
-        The function has the operator's signature. It is traced: what it does has to be operators of PyTorch's, which the
-        backend then fuses with what is around them. With `kernel`, it is not looked into, but called with tensors of the
-        backend's real device: a Triton kernel, say. Either way it has to compute what the operator computes.
+        The function has the operator's signature. It is traced: what it does has to be operators of PyTorch's, which
+        the backend then fuses with what is around them. With `kernel`, it is not looked into, but called with tensors
+        of the backend's real device: a Triton kernel, say. Either way it has to compute what the operator computes.
         """
         lowering.check_backend(self, backend)
 
@@ -295,10 +296,9 @@ def report_error_callback(custom_op: Any, key: str) -> NoReturn:
             "makes one, register its kernel with impl_factory"
         )
     elif key == "Meta":
-        what = "there is no abstract impl (no fake impl or Meta kernel) for tensors without data. Register one with impl_abstract"
+        what = "there is no abstract impl for tensors without data. Register one with impl_abstract"
     elif key in devices:
-        device = devices[key]
-        what = f"there is no {device} impl registered, and it was called with {device} tensors. Register one with impl({device!r})"
+        what = f"there is no {devices[key]} impl registered. Register one with impl({devices[key]!r})"
     else:
         what = f"there is no implementation for dispatch key {key}. Register one with torch.library"
     raise NotImplementedError(f"{custom_op}: {what}")

@@ -17,7 +17,9 @@ from tests.custom_ops.operators import axpy_, cube, diagonal
 USES_DEVICE = True
 
 
-def operator(kernel: Any = torch.sin, abstract: Any = torch.empty_like, slope: Any = torch.cos, **options: Any) -> CustomOp:
+def operator(
+    kernel: Any = torch.sin, abstract: Any = torch.empty_like, slope: Any = torch.cos, **options: Any
+) -> CustomOp:
     @tarry.custom_op("optest::f", exist_ok=True, **options)
     def f(x: Tensor) -> Tensor: ...
 
@@ -40,7 +42,7 @@ def test_good_operators_pass() -> None:
     x = torch.randn(3, 4)
     cube().check(x)
     cube().check(x.t())
-    cube().check(torch.randn(300), )  # many elements: products of the Jacobian
+    cube().check(torch.randn(300))  # many elements: products of the Jacobian
     axpy_().check(x, torch.ones(3, 4), a=2.0)
     diagonal().check(torch.randn(3, 3))
     operator().check(x)

@@ -41,7 +41,7 @@ def test_every_type_of_the_dispatcher() -> None:
         i: tuple[int, int],
         j: tuple[float, ...],
         k: torch.SymInt,
-        m: "torch.dtype | None",
+        m: torch.dtype | None,
         n: torch.device,
         o: torch.layout,
         p: torch.memory_format,
@@ -57,8 +57,9 @@ def test_every_type_of_the_dispatcher() -> None:
     ) -> tuple[Tensor, list[Tensor], int, float, bool]: ...
 
     assert schema_of(f) == (
-        "(Tensor x, Tensor? a, Tensor[] b, Tensor?[] c, SymInt d, SymInt? e, SymInt[]? g, Scalar h, SymInt[] i, float[] j, "
-        "SymInt k, ScalarType? m, Device n, Layout o, MemoryFormat p, str q, str r, bool s=True, *, ScalarType t=float32, "
+        "(Tensor x, Tensor? a, Tensor[] b, Tensor?[] c, SymInt d, SymInt? e, SymInt[]? g, Scalar h, SymInt[] i, "
+        "float[] j, SymInt k, ScalarType? m, Device n, Layout o, MemoryFormat p, str q, str r, bool s=True, *, "
+        "ScalarType t=float32, "
         'SymInt[] u=[1, 2], str v="up", float w=1e-05, str? y=None) -> (Tensor, Tensor[], SymInt, float, bool)'
     )
 
@@ -98,7 +99,7 @@ def _parameter(annotation: Any, default: Any = ...) -> Any:
     ],
 )
 def test_an_unsupported_type_names_the_parameter(annotation: Any, says: str) -> None:
-    with pytest.raises(ValueError, match="optest::f.*parameter 'wrong'") as raised:
+    with pytest.raises(ValueError, match=r"optest::f.*parameter 'wrong'") as raised:
         schema_of(_parameter(annotation))
     assert says in str(raised.value)
 

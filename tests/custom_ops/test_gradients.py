@@ -17,7 +17,9 @@ USES_DEVICE = True
 
 def declared(backward: Any, save: Any = lambda inputs, output: inputs, **options: Any) -> CustomOp:
     @tarry.custom_op("optest::f", exist_ok=True)
-    def f(x: Tensor, ys: list[Tensor], z: Tensor | None, n: int, *, w: Tensor | None = None) -> tuple[Tensor, Tensor]: ...
+    def f(
+        x: Tensor, ys: list[Tensor], z: Tensor | None, n: int, *, w: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]: ...
 
     @f.impl("cpu")
     def _(x, ys, z, n, *, w=None):
@@ -83,7 +85,7 @@ def test_output_differentiability() -> None:
     assert first.requires_grad
     assert not second.requires_grad
     for wrong in (True, [True], [1, 0]):
-        with pytest.raises(RuntimeError, match="output_differentiability.* takes a list of 2 bools"):
+        with pytest.raises(RuntimeError, match=r"output_differentiability.* takes a list of 2 bools"):
             f.impl_backward(output_differentiability=wrong)  # type: ignore[arg-type]
 
     @tarry.custom_op("optest::g")

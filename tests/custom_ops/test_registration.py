@@ -148,7 +148,7 @@ def test_missing_kernels_say_what_to_register() -> None:
     @tarry.custom_op("optest::zeros")
     def zeros(sizes: list[int]) -> Tensor: ...
 
-    with pytest.raises(NotImplementedError, match="no Tensor inputs.*impl_factory"):
+    with pytest.raises(NotImplementedError, match=r"no Tensor inputs.*impl_factory"):
         zeros([2])
     zeros.impl_factory()(torch.zeros)
     assert zeros([2]).tolist() == [0.0, 0.0]

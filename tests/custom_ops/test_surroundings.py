@@ -1,4 +1,4 @@
-"""Custom operators inside what PyTorch builds around operators: torch.compile, export, vmap, autocast, checkpointing."""
+"""Custom operators inside what PyTorch builds around them: torch.compile, export, vmap, autocast, checkpointing."""
 
 from __future__ import annotations
 

@@ -92,8 +92,8 @@ def opaque(node: Node) -> tuple[Any, list[int]]:
 
 @functools.cache
 def _define(op: str, declared: tuple[str, ...], types: tuple[TensorType | None, ...], seeded: bool) -> Any:
-    """One operator for each set of result types: what comes out is known from the recording, so nothing infers it. And for
-    each schema: a custom operator may be declared anew with another."""
+    """One operator for each set of result types: what comes out is known from the recording, so nothing infers it. And
+    for each schema: a custom operator may be declared anew with another."""
     taken = [type_ for type_ in declared if "Generator" not in type_]
     digest = hashlib.sha256(repr((op, declared, types, seeded)).encode()).hexdigest()[:16]  # the same in every process
     name = f"{op.replace('::', '_').replace('.', '_')}_{digest}"
