@@ -21,27 +21,13 @@ from tarry.ir.operators import operator
 
 NAMESPACE = "tarry_opaque"
 
-_TYPES = {
-    "number": "Scalar",
-    "Optional[number]": "Scalar?",
-    "List[number]": "Scalar[]",
-    "List[Tensor]": "Tensor[]",
-    "Optional[Tensor]": "Tensor?",
-    "List[Optional[Tensor]]": "Tensor?[]",
-    "List[int]": "int[]",
-    "List[bool]": "bool[]",
-    "List[float]": "float[]",
-    "Optional[int]": "int?",
-    "Optional[bool]": "bool?",
-    "Optional[float]": "float?",
-    "Optional[str]": "str?",
-    "Optional[List[int]]": "int[]?",
-    "Optional[List[float]]": "float[]?",
-    "Optional[ScalarType]": "ScalarType?",
-    "Optional[Layout]": "Layout?",
-    "Optional[Device]": "Device?",
-    "Optional[MemoryFormat]": "MemoryFormat?",
-}
+
+def schema_type(printed: str) -> str:
+    """A type as schemas spell it, given as PyTorch prints it: "Optional[List[number]]" is "Scalar[]?"."""
+    for wrapper, suffix in (("Optional[", "?"), ("List[", "[]")):
+        if printed.startswith(wrapper):
+            return schema_type(printed[len(wrapper) : -1]) + suffix
+    return "Scalar" if printed == "number" else printed
 
 
 @functools.cache
@@ -97,7 +83,7 @@ def _define(op: str, declared: tuple[str, ...], types: tuple[TensorType | None, 
     taken = [type_ for type_ in declared if "Generator" not in type_]
     digest = hashlib.sha256(repr((op, declared, types, seeded)).encode()).hexdigest()[:16]  # the same in every process
     name = f"{op.replace('::', '_').replace('.', '_')}_{digest}"
-    parameters = [f"{_TYPES.get(type_, type_)} a{k}" for k, type_ in enumerate(taken)]
+    parameters = [f"{schema_type(type_)} a{k}" for k, type_ in enumerate(taken)]
     if seeded:
         parameters.append("Tensor seed")
     made = tuple(type_ for type_ in types if type_ is not None)
