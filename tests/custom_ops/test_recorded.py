@@ -160,21 +160,33 @@ def test_numbers_may_decide_shapes() -> None:
         assert result.tolist() == pytest.approx([factor] * int(4 * factor))
 
 
-def test_a_number_that_does_not_is_no_new_graph() -> None:
-    @tarry.custom_op("optest::scaled")
-    def scaled(x: Tensor, k: float) -> Tensor: ...
+@pytest.mark.parametrize(
+    ("backend", "programs"), [("torchscript", 1), pytest.param("inductor", 2, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("writes", [False, True], ids=["pure", "writes"])
+def test_a_number_that_does_not_is_no_new_graph(backend: str, programs: int, writes: bool) -> None:
+    def scaled(x: Tensor, k: float, n: int | float) -> Tensor: ...
 
-    scaled.impl("cpu")(lambda x, k: x * k)
-    scaled.impl_abstract()(lambda x, k: torch.empty_like(x))
+    op = tarry.custom_op("optest::scaled", mutates_args=("x",) if writes else ())(scaled)
+
+    @op.impl("cpu")
+    def _(x, k, n):
+        assert type(k) is float
+        assert type(n) is int
+        return (x.add_(1) if writes else x + 1) * k * n
+
+    op.impl_abstract()(lambda x, k, n: torch.empty_like(x))
     before = tarry.get_backend()
-    tarry.set_backend("torchscript")
+    tarry.set_backend(backend)
     try:
-        with expect(compiles=1, fallbacks=0):
-            for k in (0.5, 0.25, 0.75):
+        with expect(compiles=programs, fallbacks=0):
+            for step in range(1, 12):
                 x = torch.ones(2).to("tarry")
-                assert scaled(x, k).tolist() == [k, k]
+                assert op(x, step / 4, step).tolist() == [step * step / 2] * 2
+                assert x.tolist() == [2.0 if writes else 1.0] * 2
     finally:
         tarry.set_backend(before)
+    assert not tarry.metrics.counters().get("interpreted", 0)
 
 
 def test_a_mistake_surfaces_at_its_line() -> None:

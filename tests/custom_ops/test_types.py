@@ -1,4 +1,4 @@
-"""Arguments of every type reach the kernel unchanged, through every backend, for operators that write and that do not."""
+"""Arguments of every type reach the kernel unchanged, with every backend, whether the operator writes or not."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 A random operator draws from the seed that its node carries, and gives the bits that eager PyTorch gives for that seed;
 an operator that writes and has no pure form runs on copies. Either becomes a pure operator with the same arguments, but
 for the generator: in its place stands the seed, as a tensor of one int64, so that it can be an input of a compiled
-program.
+program. So do the numbers of a custom operator that change from step to step, as tensors of one element on the host.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from typing import Any
 
 import torch
 
+from tarry.backends.fx.numbers import is_custom
 from tarry.ir.evaluate import run_node
 from tarry.ir.graph import HERE, GraphBuilder, Node, Number
 from tarry.ir.layout import TensorType
 from tarry.ir.operators import operator
 
 NAMESPACE = "tarry_opaque"
+_NUMBER = "a number that is a tensor here"
 
 
 def schema_type(printed: str) -> str:
@@ -27,7 +29,7 @@ def schema_type(printed: str) -> str:
     for wrapper, suffix in (("Optional[", "?"), ("List[", "[]")):
         if printed.startswith(wrapper):
             return schema_type(printed[len(wrapper) : -1]) + suffix
-    return "Scalar" if printed == "number" else printed
+    return {"number": "Scalar", _NUMBER: "Tensor"}.get(printed, printed)
 
 
 @functools.cache
@@ -55,6 +57,8 @@ def laid_out() -> Any:
 
 def is_opaque(node: Node) -> bool:
     """Whether a node has to be called through `opaque`."""
+    if any(_is_number(arg) for arg in node.args) and is_custom(node.op):
+        return True
     if node.op.startswith("aten::_scaled_dot_product") and node.args[operator(node.op).index_of("dropout_p")] == 0.0:
         return False  # random in name only
     return node.kept or seed_of(node) is not None
@@ -67,12 +71,19 @@ def seed_of(node: Node) -> Number | None:
     return next((arg for arg in node.args if isinstance(arg, Number) and arg.kind == "seed"), None)
 
 
+def _is_number(arg: Any) -> bool:
+    return isinstance(arg, Number) and arg.kind == "number"
+
+
 def opaque(node: Node) -> tuple[Any, list[int]]:
-    """The pure operator for a node, and which arguments of the node it takes; the seed follows, if the node has one."""
+    """The pure operator for a node, and which arguments of the node it takes; the seed follows, if the node has one.
+    Numbers that are inputs of the graph are tensors to it."""
     arguments = operator(node.op).arguments
     taken = [k for k, argument in enumerate(arguments) if "Generator" not in argument.type]
     types = tuple(None if value is None else value.type for value in node.outputs)
-    declared = tuple(argument.type for argument in arguments)
+    declared = tuple(
+        _NUMBER if _is_number(arg) else argument.type for arg, argument in zip(node.args, arguments, strict=True)
+    )
     return _define(node.op, declared, types, seed_of(node) is not None), taken
 
 
@@ -90,7 +101,12 @@ def _define(op: str, declared: tuple[str, ...], types: tuple[TensorType | None, 
     returns = "Tensor" if len(made) == 1 else "(" + ", ".join(["Tensor"] * len(made)) + ")"
     library = _library()
     library.define(f"{name}({', '.join(parameters)}) -> {returns}", tags=(torch.Tag.needs_exact_strides,))
-    library.impl(name, lambda *args: _call(op, args, types, seeded), "CompositeExplicitAutograd")
+
+    def call(*args: Any) -> Any:
+        given = [arg.item() if type_ is _NUMBER else arg for arg, type_ in zip(args, taken, strict=False)]
+        return _call(op, (*given, *args[len(taken) :]), types, seeded)
+
+    library.impl(name, call, "CompositeExplicitAutograd")
     torch.library.register_fake(
         f"{NAMESPACE}::{name}", lambda *args: _one_or_all(_empty(made, _device(args))), lib=library
     )
