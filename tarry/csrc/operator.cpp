@@ -3,9 +3,9 @@
 #include <ATen/core/jit_type.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <mutex>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "record.h"
 
@@ -58,6 +58,7 @@ struct Registry {
   // Operators that were removed: nodes, programs and signatures may still point to them.
   std::vector<std::unique_ptr<Operator>> retired;
   std::unordered_map<std::string, uint64_t> redefinitions; // by name; part of the hash of what is defined anew
+  std::unordered_set<std::string> forced_eager; // names that the user wants run eagerly
   std::vector<std::unique_ptr<torch::Library>> libraries;
 };
 
@@ -83,6 +84,7 @@ Operator* intern(const c10::OperatorHandle& handle, uint32_t flags) {
     if (auto it = shared.redefinitions.find(slot->name); it != shared.redefinitions.end()) {
       slot->hash = mix(slot->hash, it->second);
     }
+    slot->flags |= shared.forced_eager.count(slot->name) ? kForcedEager : 0;
   }
   return slot.get();
 }
@@ -178,8 +180,9 @@ bool register_operator(const std::string& name, uint32_t flags, bool has_kernel)
 void set_forced_eager(const std::vector<std::string>& names) {
   auto& shared = registry();
   std::lock_guard<std::mutex> guard(shared.mutex);
+  shared.forced_eager = {names.begin(), names.end()};
   for (auto& [schema, op] : shared.operators) {
-    const bool forced = std::find(names.begin(), names.end(), op->name) != names.end();
+    const bool forced = shared.forced_eager.count(op->name) != 0;
     op->flags = forced ? op->flags | kForcedEager : op->flags & ~static_cast<uint32_t>(kForcedEager);
   }
 }

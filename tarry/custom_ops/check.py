@@ -34,16 +34,16 @@ class Case:
 
     def copies(self, change: Callable[[torch.Tensor], torch.Tensor] | None = None) -> list[Any]:
         """Arguments that may be written to; two that are views of one buffer stay so. `change` is applied to each."""
-        buffers: dict[int, torch.Tensor] = {}
+        buffers: dict[int, torch.UntypedStorage] = {}
 
         def copy(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):
                 return leaf
             storage = leaf.untyped_storage()
-            if storage.data_ptr() not in buffers:
-                buffers[storage.data_ptr()] = torch.empty(0, dtype=leaf.dtype, device=leaf.device).set_(storage.clone())
+            if storage._cdata not in buffers:
+                buffers[storage._cdata] = storage.clone()
             twin = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
-            twin.set_(buffers[storage.data_ptr()].untyped_storage(), leaf.storage_offset(), leaf.shape, leaf.stride())
+            twin.set_(buffers[storage._cdata], leaf.storage_offset(), leaf.shape, leaf.stride())
             return twin if change is None else change(twin)
 
         return [pytree.tree_map(copy, value) for value in self.values]
@@ -90,6 +90,8 @@ class Case:
 def check(op: CustomOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Run all checks on a call. Raises CustomOpCheckError with everything that is wrong."""
     case = Case(op, _in_order(op, args, kwargs))
+    if any(tensor.device.type == "tarry" for _, _, tensor in case.tensors(case.values)):
+        raise TypeError(f"{op}.check takes tensors of a real device; it moves them to tarry by itself")
     try:
         _ = case.plain
     except Exception as error:

@@ -110,6 +110,7 @@ def check_declaration(qualname: str, func: Any) -> str:
 def _described(op: CustomOp, func: Callable[..., Any]) -> CustomOp:
     op.__module__ = func.__module__
     op.__doc__ = func.__doc__
+    vars(op)["__signature__"] = inspect.signature(func)
     return op
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree  # not public, but stable: checked on torch 2.11 and 2.13
 
+from tarry.custom_ops.names import mangled
 from tarry.custom_ops.schema import is_functional, without_name
 from tarry.passes import lowerings
 
@@ -48,7 +50,7 @@ def _as_operator(op: CustomOp, backend: str, function: Callable[..., Any]) -> Ca
         raise RuntimeError(
             f"{op}: register impl_abstract before a kernel for backend {backend!r}: nothing else tells its shapes"
         )
-    name = f"{op._cpp_ns}__{op._opname}__{backend.replace(':', '_').replace('-', '_')}"
+    name = mangled(op._cpp_ns, op._opname, re.sub(r"\W", "_", backend))
     library = torch.library.Library(KERNELS, "FRAGMENT")
     library.define(f"{name}{without_name(op._schema)}", tags=(torch.Tag.needs_fixed_stride_order,))
     library.impl(name, function, "CompositeExplicitAutograd")

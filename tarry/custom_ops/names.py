@@ -35,6 +35,12 @@ def parse_qualname(qualname: str) -> tuple[str, str]:
     return namespace, name
 
 
+def mangled(namespace: str, name: str, *more: str) -> str:
+    """A name for something that belongs to one operator, in a namespace where all operators have such things. The
+    length keeps a::b_c and a_b::c apart."""
+    return "_".join((f"_{len(namespace)}{namespace}", name, *more))
+
+
 def validate_namespace(ns: str) -> None:
     """Raise ValueError for a namespace that is not a plain name, or is taken for PyTorch's."""
     if "." in ns:

@@ -12,7 +12,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from tarry.custom_ops import autograd, conflicts, lowering
-from tarry.custom_ops.names import SUPPORTED_DEVICE_TYPE_TO_KEY, validate_device_type
+from tarry.custom_ops.names import SUPPORTED_DEVICE_TYPE_TO_KEY, mangled, validate_device_type
 from tarry.custom_ops.places import FuncAndLocation, Place, caller, frames_to_caller
 from tarry.custom_ops.registry import get_op, global_registry
 from tarry.custom_ops.schema import Contract, Schema, defaults_of, without_name
@@ -64,6 +64,12 @@ class CustomOp:
         self.__name__ = operator_name
         self.__qualname__ = operator_name
         global_registry[self._qualname] = self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CustomOp:
+        return self  # there is one operator, however many modules hold it
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _by_name, (self._qualname,)
 
     def __repr__(self) -> str:
         return f'<CustomOp(op="{self._qualname}")>'
@@ -180,7 +186,7 @@ class CustomOp:
 
     def _register_autograd(self) -> None:
         """Register the native autograd kernel, and the rule that it calls when a gradient is wanted."""
-        rule = f"{self._cpp_ns}__{self._opname}"
+        rule = mangled(self._cpp_ns, self._opname)
         self._rules = torch.library.Library(autograd.RULES, "FRAGMENT")
         self._rules.define(f"{rule}{without_name(self._schema)}")
         self._rules.impl(rule, autograd.make_rule(cast("CustomOp", weakref.proxy(self))), "CompositeImplicitAutograd")
@@ -254,13 +260,14 @@ class CustomOp:
         self._kernels = None
         if self._rules is not None:
             self._rules._destroy()
-            vars(getattr(torch.ops, autograd.RULES)).pop(f"{self._cpp_ns}__{self._opname}", None)
         self._lib._destroy()
-        namespace = getattr(torch.ops, self._cpp_ns)
-        if self._opname in vars(namespace):
-            delattr(namespace, self._opname)
         global_registry.pop(self._qualname, None)
         forget_operators()
+        # PyTorch's own handles point into nowhere now.
+        self._op = self._overload = self._refuse
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError(f"{self} was removed, or declared anew: use the new one, or torch.ops.{self._cpp_ns}")
 
     def _changed(self) -> None:
         """What tarry has inferred and compiled for the operator no longer holds."""
@@ -285,6 +292,13 @@ class CustomOp:
 
     def _has_impl(self, kind: str) -> bool:
         return kind in self._impls
+
+
+def _by_name(qualname: str) -> CustomOp:
+    """The operator that a pickle means."""
+    if qualname not in global_registry:
+        raise RuntimeError(f"there is no custom operator {qualname!r} here yet: import the module that declares it")
+    return global_registry[qualname]
 
 
 def report_error_callback(custom_op: Any, key: str) -> NoReturn:

@@ -179,5 +179,7 @@ def test_calls_that_cannot_be_checked() -> None:
         op.check(torch.ones(3), k=1)
     with pytest.raises(TypeError, match="missing x"):
         op.check()
+    with pytest.raises(TypeError, match="takes tensors of a real device"):
+        op.check(torch.ones(3, device="tarry"))
     with pytest.raises(CustomOpCheckError, match="the call itself raises"):
         operator(lambda x: 1 / 0).check(torch.ones(3))

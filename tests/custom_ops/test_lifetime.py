@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+import inspect
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -32,9 +35,12 @@ shared.impl_abstract()(torch.empty_like)
 
 def test_removed_is_gone() -> None:
     op = cube()
+    assert hasattr(torch.ops.tarry_autograd, "_6optest_cube")
     op.remove()
     assert not hasattr(torch.ops.optest, "cube")
-    assert not hasattr(torch.ops.tarry_autograd, "optest__cube")
+    assert not hasattr(torch.ops.tarry_autograd, "_6optest_cube")
+    with pytest.raises(RuntimeError, match="was removed, or declared anew"):
+        op(torch.ones(2))
     assert cube()(torch.full((2,), 2.0)).tolist() == [8.0, 8.0]
 
 
@@ -89,6 +95,25 @@ def test_an_operator_of_somebody_else_is_not_replaced() -> None:
     library._destroy()
 
 
+def test_copied_and_pickled_by_name() -> None:
+    op = cube()
+    assert copy.deepcopy({"op": op})["op"] is op
+    text = pickle.dumps(op)
+    assert pickle.loads(text) is op
+    op.remove()
+    with pytest.raises(RuntimeError, match="import the module that declares it"):
+        pickle.loads(text)
+
+
+def test_names_that_run_together() -> None:
+    def c(x: Tensor) -> Tensor: ...
+    def b_c(x: Tensor) -> Tensor: ...
+
+    first, second = tarry.custom_op("optest_b::c")(c), tarry.custom_op("optest::b_c")(b_c)
+    first.remove()
+    second.remove()
+
+
 def test_a_failed_declaration_leaves_nothing() -> None:
     with pytest.raises(ValueError, match="unsupported type"):
 
@@ -97,6 +122,8 @@ def test_a_failed_declaration_leaves_nothing() -> None:
 
     @tarry.custom_op("optest::f")
     def f(x: Tensor) -> Tensor: ...
+
+    assert str(inspect.signature(f)) == "(x: 'Tensor') -> 'Tensor'"
 
 
 def test_a_reloaded_module_replaces_its_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

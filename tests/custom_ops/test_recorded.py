@@ -202,6 +202,18 @@ def test_a_mistake_surfaces_at_its_line() -> None:
         picky(torch.ones(2, device="tarry"))
 
 
+def test_forced_to_run_eagerly() -> None:
+    x = torch.ones(2, device="tarry")
+    tarry.config.force_fallback = {"optest::cube"}
+    try:
+        with expect(fallbacks=1):
+            cube()(x)  # declared after the setting
+    finally:
+        tarry.config.force_fallback = set()
+    with expect(fallbacks=0):
+        cube()(x)
+
+
 def test_an_abstract_implementation_that_comes_late_is_heard() -> None:
     @tarry.custom_op("optest::late")
     def late(x: Tensor) -> Tensor: ...

@@ -140,3 +140,11 @@ def test_saved_as_a_hook_sees_it() -> None:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         cube()(x)
     assert packed == [(2,)]
+
+
+def test_what_pytorch_checks() -> None:
+    for arguments in ((torch.randn(3),), (torch.randn(3, 2, requires_grad=True),)):
+        cube()
+        torch.library.opcheck(torch.ops.optest.cube.default, arguments)
+    axpy_()
+    torch.library.opcheck(torch.ops.optest.axpy_.default, (torch.randn(3), torch.randn(3), 2.0))
