@@ -204,6 +204,23 @@ def _abstract(case: Case) -> Iterator[str]:
         yield from difference(name, made, promise, "promised", "made")
 
 
+def _device(case: Case) -> Iterator[str]:
+    """Results are where the arguments are. An abstract implementation that forgets it is right on the CPU only."""
+    asked = any(isinstance(value, torch.device) for value in case.values)
+    if asked or not list(case.tensors(case.values)):
+        return
+    values = case.copies(lambda tensor: tensor.to("meta"))
+    try:
+        with torch.no_grad():
+            promised = case.call(values)
+    except Exception:  # a size that depends on data; anything else has been reported
+        return
+    for name, _, made in case.results(promised):
+        if not made.is_meta:
+            advice = "Write x.new_empty(...), or device=x.device"
+            yield f"{name} is on {made.device} whatever the device of the arguments. {advice}"
+
+
 def _recorded(case: Case) -> Iterator[str]:
     """Called on tarry, it must be one node, and give what it gives in eager."""
     if not _is_at_home(case):
@@ -257,6 +274,7 @@ CHECKS: dict[str, Callable[[Case], Iterator[str]]] = {
     "aliasing": _aliasing,
     "determinism": _determinism,
     "abstract implementation": _abstract,
+    "device": _device,
     "gradient": _gradient,
     "recorded": _recorded,
     "recorded gradient": _recorded_gradient,

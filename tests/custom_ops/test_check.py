@@ -109,6 +109,11 @@ def test_a_result_on_another_device() -> None:
     assert "promised on device cpu and made on meta" in text
 
 
+def test_an_abstract_implementation_that_forgets_the_device() -> None:
+    text = faults(operator(abstract=lambda x: torch.empty(x.shape), slope=None), torch.ones(3))
+    assert "device: the result is on cpu whatever the device of the arguments" in text
+
+
 def test_a_wrong_gradient() -> None:
     text = faults(operator(slope=torch.sin), torch.randn(3))
     assert "gradient: the backward function at " in text
