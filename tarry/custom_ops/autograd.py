@@ -109,7 +109,7 @@ def make_function(name: str) -> Any:
     """An autograd.Function of that name: it is what users see as `grad_fn`.
 
     The dispatcher has taken care of the transforms of torch.func when the rule is called, as for any operator. So this
-    is the function that looks at none of them, which is private to torch (checked on 2.13).
+    is the function that looks at none of them, which is private to torch (checked on 2.11 and 2.13).
     """
     members = {
         "forward": staticmethod(_forward),
