@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch.utils import _pytree as pytree  # not public, but stable: checked on torch 2.11 and 2.13
+from torch.utils import _pytree as pytree  # not public, but stable: checked on torch 2.13
 
 from tarry.custom_ops.places import FuncAndLocation
 

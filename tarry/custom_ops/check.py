@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree as pytree  # not public, but stable: checked on torch 2.11 and 2.13
+from torch.utils import _pytree as pytree  # not public, but stable: checked on torch 2.13
 
 from tarry import _api
 from tarry.custom_ops.comparison import difference, same_bytes
@@ -185,7 +185,7 @@ def _call_unseeded(case: Case, values: Sequence[Any]) -> Any:
 
 def _abstract(case: Case) -> Iterator[str]:
     from torch._subclasses.fake_tensor import (
-        FakeTensorMode,  # the modes of fake tensors: checked on torch 2.11 and 2.13
+        FakeTensorMode,  # the modes of fake tensors: checked on torch 2.13
     )
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 

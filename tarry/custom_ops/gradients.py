@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.gradcheck import GradcheckError, gradcheck
-from torch.utils import _pytree as pytree  # not public, but stable: checked on torch 2.11 and 2.13
+from torch.utils import _pytree as pytree  # not public, but stable: checked on torch 2.13
 
 if TYPE_CHECKING:
     from tarry.custom_ops.operator import CustomOp

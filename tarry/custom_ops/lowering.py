@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree as pytree  # not public, but stable: checked on torch 2.11 and 2.13
+from torch.utils import _pytree as pytree  # not public, but stable: checked on torch 2.13
 
 from tarry.custom_ops.names import mangled
 from tarry.custom_ops.schema import is_functional, without_name
