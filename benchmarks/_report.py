@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 Samples = Mapping[str, Mapping[str, Sequence[float]]]  # case -> peer -> one time per round
-REFERENCES = ("eager", "LTC", "compile")  # what tarry is divided by; every other peer is a way of running tarry
+# What tarry is divided by; every other peer is a way of running tarry.
+REFERENCES = ("eager", "LTC", "compile", "define+impl", "torch.library")
 
 
 def medians(samples: Samples) -> dict[str, dict[str, float]]:

@@ -22,6 +22,7 @@ from tarry._api import (
 from tarry.backends.base import Backend, Capabilities, Computation
 from tarry.backends.lowering import LoweringContext
 from tarry.config import config
+from tarry.custom_ops.declare import custom_op
 from tarry.errors import Unsupported
 
 __version__ = "0.1.0"
@@ -34,6 +35,7 @@ __all__ = [
     "Unsupported",
     "add_step_closure",
     "config",
+    "custom_op",
     "events",
     "explain",
     "get_backend",

@@ -41,3 +41,10 @@ class FallbackError(TarryError):
 
 class IRError(TarryError):
     """A graph breaks a rule of the intermediate representation: a fault of a pass or a backend, not of the program."""
+
+
+class CustomOpCheckError(TarryError, AssertionError):
+    """`op.check(...)` found that a custom operator does not do what its declaration says. The message lists all faults.
+
+    Failing: `return x` in a kernel of an operator declared as `(Tensor x) -> Tensor`. Cured: `return x.clone()`.
+    """

@@ -97,7 +97,11 @@ def _parser() -> argparse.ArgumentParser:
         epilog="For a benchmark's options: tarry bench record -- --help",
     )
     bench.add_argument(
-        "name", nargs="?", choices=("record", "training"), default="record", help="which benchmark (default: record)"
+        "name",
+        nargs="?",
+        choices=("record", "training", "custom-ops"),
+        default="record",
+        help="which benchmark (default: record)",
     )
     return parser
 

@@ -6,7 +6,11 @@ import importlib
 import sys
 from pathlib import Path
 
-MODULES = {"record": "benchmarks.record_cost", "training": "benchmarks.training_step"}
+MODULES = {
+    "record": "benchmarks.record_cost",
+    "training": "benchmarks.training_step",
+    "custom-ops": "benchmarks.custom_ops",
+}
 
 
 def bench(name: str, arguments: list[str]) -> int:

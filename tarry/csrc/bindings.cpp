@@ -10,6 +10,7 @@
 #include "batch.h"
 #include "bind_device.h"
 #include "bind_program.h"
+#include "custom_op.h"
 #include "hooks.h"
 #include "provenance.h"
 #include "record.h"
@@ -220,6 +221,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   register_hooks();
   bind_device(m);
   bind_program(m);
+  bind_custom_op(m);
 
   m.def("register_operator", &register_operator);
   m.def("set_callbacks", [](py::object sync, py::object fallback, py::object read) {

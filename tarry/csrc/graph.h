@@ -43,13 +43,15 @@ struct Value {
 
 // How an operator's results come out, for given argument types and constants. Cached; immutable.
 struct Signature {
-  enum class Return : uint8_t { Fresh, Argument, Undefined, List, Constant };
+  enum class Return : uint8_t { Fresh, Argument, View, Undefined, List, Constant };
   struct Item {
     Return kind;
-    uint32_t index = 0; // Fresh: which output; Argument: position among the tensor arguments; List: its length
+    uint32_t index = 0; // Fresh: which output; Argument, View: position among the tensor arguments; List: its length
     c10::IValue constant;
+    const Layout* view = nullptr; // View: how it lies in the argument's storage, counted from where the argument begins
   };
   bool runs_eagerly = false; // no shape can be told before the data are there
+  bool only_views = false; // nothing to compute: all results look at the arguments' storages
   std::vector<const Layout*> fresh;
   std::vector<Item> items; // a List item is followed by its elements
   std::vector<const Layout*> resized; // per mutable tensor argument: its new layout, or null if unchanged
@@ -141,6 +143,8 @@ struct DeviceState {
   uint32_t position = 0; // of the next node in this epoch
   std::vector<NodePtr> history; // nodes of the last executed step by position, free to be used again
   ska::flat_hash_map<Hash128, std::unique_ptr<Signature>, HashOfHash> signatures;
+  // Of custom operators: a call with its numbers, to the call's hash with the shapes that they make of it.
+  ska::flat_hash_map<Hash128, Hash128, HashOfHash> shapes_by_numbers;
   uint64_t recorded = 0;
   uint64_t reused = 0;
   // Running ahead (ahead.h): what is expected, from which position on it may be launched, and what was launched in this epoch.

@@ -3,9 +3,9 @@
 #include <ATen/core/jit_type.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <mutex>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "record.h"
 
@@ -58,6 +58,7 @@ struct Registry {
   // Operators that were removed: nodes, programs and signatures may still point to them.
   std::vector<std::unique_ptr<Operator>> retired;
   std::unordered_map<std::string, uint64_t> redefinitions; // by name; part of the hash of what is defined anew
+  std::unordered_set<std::string> forced_eager; // names that the user wants run eagerly
   std::vector<std::unique_ptr<torch::Library>> libraries;
 };
 
@@ -69,16 +70,7 @@ Registry& registry() {
 // A custom operator may be removed and defined anew, with another schema at the same address.
 struct RemovalListener final : c10::OpRegistrationListener {
   void onOperatorRegistered(const c10::OperatorHandle& /*handle*/) override {}
-  void onOperatorDeregistered(const c10::OperatorHandle& handle) override {
-    auto& shared = registry();
-    std::lock_guard<std::mutex> guard(shared.mutex);
-    auto it = shared.operators.find(&handle.schema());
-    if (it != shared.operators.end()) {
-      ++shared.redefinitions[it->second->name];
-      shared.retired.push_back(std::move(it->second));
-      shared.operators.erase(it);
-    }
-  }
+  void onOperatorDeregistered(const c10::OperatorHandle& handle) override { forget_operator(handle); }
 };
 
 Operator* intern(const c10::OperatorHandle& handle, uint32_t flags) {
@@ -92,6 +84,7 @@ Operator* intern(const c10::OperatorHandle& handle, uint32_t flags) {
     if (auto it = shared.redefinitions.find(slot->name); it != shared.redefinitions.end()) {
       slot->hash = mix(slot->hash, it->second);
     }
+    slot->flags |= shared.forced_eager.count(slot->name) ? kForcedEager : 0;
   }
   return slot.get();
 }
@@ -121,6 +114,7 @@ Operator::Operator(c10::OperatorHandle h, uint32_t flags) : handle(h), flags(fla
       generator_argument = static_cast<int>(arguments.size());
     }
     mutates = mutates || is_mutable;
+    takes_numbers = takes_numbers || kind == ArgKind::Number || kind == ArgKind::NumberList;
     arguments.push_back({kind, is_mutable, is_optional(argument.type())});
   }
   // Integers beside tensors are sizes, which shape inference tells. An operator that neither gives nor changes a tensor
@@ -133,8 +127,21 @@ Operator::Operator(c10::OperatorHandle h, uint32_t flags) : handle(h), flags(fla
     only_known = only_known && (is_tensor || kind == c10::TypeKind::IntType || kind == c10::TypeKind::SymIntType);
   }
   recordable = only_known && (has_tensor || mutates);
-  if (generator_argument >= 0) {
+  // The table knows which operators of PyTorch's draw random numbers; a custom one says so by its tag.
+  const bool is_custom = name.rfind("aten::", 0) != 0;
+  if (generator_argument >= 0 || (is_custom && handle.hasTag(at::Tag::nondeterministic_seeded))) {
     this->flags |= kRandom;
+  }
+}
+
+void forget_operator(const c10::OperatorHandle& handle) {
+  auto& shared = registry();
+  std::lock_guard<std::mutex> guard(shared.mutex);
+  auto it = shared.operators.find(&handle.schema());
+  if (it != shared.operators.end()) {
+    ++shared.redefinitions[it->second->name];
+    shared.retired.push_back(std::move(it->second));
+    shared.operators.erase(it);
   }
 }
 
@@ -173,8 +180,9 @@ bool register_operator(const std::string& name, uint32_t flags, bool has_kernel)
 void set_forced_eager(const std::vector<std::string>& names) {
   auto& shared = registry();
   std::lock_guard<std::mutex> guard(shared.mutex);
+  shared.forced_eager = {names.begin(), names.end()};
   for (auto& [schema, op] : shared.operators) {
-    const bool forced = std::find(names.begin(), names.end(), op->name) != names.end();
+    const bool forced = shared.forced_eager.count(op->name) != 0;
     op->flags = forced ? op->flags | kForcedEager : op->flags & ~static_cast<uint32_t>(kForcedEager);
   }
 }

@@ -50,6 +50,7 @@ struct Operator {
   std::vector<Argument> arguments;
   bool mutates = false;
   bool recordable = true; // its results are known before it runs, but for the tensors' contents
+  bool takes_numbers = false;
   int generator_argument = -1;
 
   bool has(OperatorFlags flag) const { return (flags & flag) != 0; }
@@ -58,6 +59,8 @@ struct Operator {
 // The one Operator of a handle; made on first sight for operators that no table lists (custom operators).
 Operator* find_operator(const c10::OperatorHandle& handle);
 Operator* find_operator(const char* name, const char* overload);
+// As if the operator had been removed and defined anew: something about it has changed.
+void forget_operator(const c10::OperatorHandle& handle);
 // Notes the flags of an operator of the table and registers the recording kernel for it, unless it has a kernel of its own.
 // False for an unknown name (of another torch version).
 bool register_operator(const std::string& name, uint32_t flags, bool has_kernel);

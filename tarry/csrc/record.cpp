@@ -91,7 +91,55 @@ Value current_value(TarryStorage* storage, Graveyard& graveyard) {
 
 namespace {
 
+// The numbers of a custom operator may decide the shapes of its results; only its meta kernel knows. So that is asked for every
+// new number, and the shapes become part of the call's identity in place of the numbers.
+constexpr size_t kMaxNumbers = 1 << 14;
+
+Hash128 hash_with_numbers(Scan& scan, c10::ArrayRef<c10::IValue> arguments) {
+  const Hash128 call = scan.hash;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const ArgKind kind = scan.op.arguments[i].kind;
+    if (kind == ArgKind::Number || kind == ArgKind::NumberList) {
+      scan.constant(arguments[i]);
+    }
+  }
+  return std::exchange(scan.hash, call);
+}
+
+Hash128 hash_with_shapes(Hash128 hash, const Signature& signature) {
+  for (const Layout* layout : signature.fresh) {
+    hash = mix(hash, layout->hash);
+  }
+  for (const Signature::Item& item : signature.items) {
+    hash = mix(hash, item.constant.isInt() ? static_cast<uint64_t>(item.constant.toInt()) : static_cast<uint64_t>(item.kind));
+    hash = item.view ? mix(hash, item.view->hash) : hash;
+  }
+  return mix(hash, signature.runs_eagerly ? 2 : 1);
+}
+
+const Signature* find_by_numbers(Scan& scan, c10::ArrayRef<c10::IValue> arguments, std::unique_lock<std::mutex>& lock) {
+  DeviceState& state = *scan.state;
+  const Hash128 key = hash_with_numbers(scan, arguments);
+  auto it = state.shapes_by_numbers.find(key);
+  if (it != state.shapes_by_numbers.end()) {
+    scan.hash = it->second;
+    return state.signatures[scan.hash].get();
+  }
+  lock.unlock();
+  auto signature = infer_signature(scan.op, arguments);
+  lock.lock();
+  if (state.shapes_by_numbers.size() >= kMaxNumbers) {
+    state.shapes_by_numbers.clear();
+  }
+  scan.hash = hash_with_shapes(scan.hash, *signature);
+  state.shapes_by_numbers[key] = scan.hash;
+  return state.signatures.emplace(scan.hash, std::move(signature)).first->second.get();
+}
+
 const Signature* find_signature(Scan& scan, c10::ArrayRef<c10::IValue> arguments, std::unique_lock<std::mutex>& lock) {
+  if (C10_UNLIKELY(scan.op.takes_numbers && !scan.op.has(kListed))) {
+    return find_by_numbers(scan, arguments, lock);
+  }
   DeviceState& state = *scan.state;
   auto it = state.signatures.find(scan.hash);
   if (C10_LIKELY(it != state.signatures.end())) {
@@ -237,6 +285,12 @@ c10::IValue make_result(
       return make_tensor(*scan.state, signature.fresh[spec.index], storages[spec.index]);
     case Signature::Return::Argument:
       return *scan.tensors[spec.index].tensor;
+    case Signature::Return::View: {
+      const TensorArgument& base = scan.tensors[spec.index];
+      const Layout* layout = intern_layout(
+          spec.view->dtype, spec.view->sizes, spec.view->strides, spec.view->offset + base.tensor->storage_offset());
+      return make_tensor(*scan.state, layout, StoragePtr::reclaim_copy(base.storage));
+    }
     case Signature::Return::Undefined:
       return at::Tensor();
     case Signature::Return::Constant:
@@ -335,12 +389,12 @@ void record(const Operator& op, torch::jit::Stack* stack) {
       resize_all(scan, *signature);
       return record(op, stack);
     }
-    if (op.has(kRandom)) {
+    if (op.has(kRandom) && !signature->only_views) {
       const bool given = op.generator_argument >= 0 && !arguments[op.generator_argument].isNone();
       scan.constants.emplace_back(draw_seed(
           given ? std::make_optional(arguments[op.generator_argument].toGenerator()) : std::nullopt, state.index));
     }
-    NodePtr node = make_node(scan, signature, site, graveyard);
+    NodePtr node = signature->only_views ? NodePtr() : make_node(scan, signature, site, graveyard);
     if (op.mutates && !signature->resized.empty()) {
       resize_empty(scan, *signature);
       for (Mutation& mutation : node->mutations) {

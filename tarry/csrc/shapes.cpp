@@ -12,7 +12,11 @@ namespace tarry {
 namespace {
 
 struct Probe {
-  explicit Probe(const Operator& op, c10::Device device) : op(op), device(device) {}
+  explicit Probe(const Operator& op, c10::Device device) : op(op), device(device) {
+    for (const c10::Argument& result : op.handle.schema().returns()) {
+      declares_views = declares_views || (!op.has(kListed) && result.alias_info() && !result.alias_info()->isWrite());
+    }
+  }
 
   const Operator& op;
   const c10::Device device;
@@ -20,6 +24,7 @@ struct Probe {
   std::vector<bool> is_mutable;
   std::vector<size_t> argument_of; // the position of each in the schema
   size_t current_argument = 0;
+  bool declares_views = false;
   int64_t elements = 0;
 
   at::Tensor stand_in(const at::Tensor& tensor, bool mutable_argument) {
@@ -69,6 +74,23 @@ struct Probe {
         }
         return value;
     }
+  }
+
+  // Which argument a result of a custom operator looks at, if its schema says that it may be a view.
+  std::optional<uint32_t> viewed(const at::Tensor& result) const {
+    if (!declares_views) {
+      return std::nullopt;
+    }
+    for (uint32_t i = 0; i < tensors.size(); ++i) {
+      if (tensors[i].storage().unsafeGetStorageImpl() == result.storage().unsafeGetStorageImpl()) {
+        TORCH_CHECK(
+            tensors[i].scalar_type() == result.scalar_type(),
+            "tarry: ", op.name, " gives a view of another dtype than its argument's, which cannot be recorded. Return a copy, and "
+            "declare it without an alias annotation.");
+        return i;
+      }
+    }
+    return std::nullopt;
   }
 
   torch::jit::Stack run(c10::ArrayRef<c10::IValue> arguments) {
@@ -125,6 +147,10 @@ void describe_result(
         }
       }
     }
+    if (const auto base = probe.viewed(tensor)) {
+      signature.items.push_back({Signature::Return::View, *base, {}, layout_of(tensor.unsafeGetTensorImpl())});
+      return;
+    }
     signature.items.push_back({Signature::Return::Fresh, static_cast<uint32_t>(signature.fresh.size()), {}});
     signature.fresh.push_back(output_layout(tensor));
   } else if (value.isTensorList()) {
@@ -144,6 +170,16 @@ std::unique_ptr<Signature> describe(const Probe& probe, const torch::jit::Stack&
   for (size_t i = 0; i < results.size(); ++i) {
     const auto* alias = returns[i].alias_info();
     describe_result(results[i], alias && alias->isWrite() ? alias : nullptr, probe, *signature);
+  }
+  if (probe.declares_views) {
+    bool any = false;
+    for (const Signature::Item& item : signature->items) {
+      any = any || item.kind == Signature::Return::View;
+    }
+    signature->only_views = any;
+    TORCH_CHECK(
+        !any || (signature->fresh.empty() && !probe.op.mutates),
+        "tarry: ", probe.op.name, " gives a view and computes something as well, which cannot be recorded. Make two operators of it.");
   }
   if (!probe.op.mutates) {
     return signature;
@@ -198,11 +234,24 @@ std::unique_ptr<Signature> try_on(
   return nullptr;
 }
 
+// Of a kernel in Python: it raised NotImplementedError, or called get_ctx(). That makes sizes that depend on data, which only
+// fake tensors can have; asked for one on meta tensors, PyTorch raises an error that names it (2.11, 2.13).
+bool is_not_implemented(PyObject* type, const char* message) {
+  const PyGILState_STATE gil = PyGILState_Ensure();
+  const bool matches = PyErr_GivenExceptionMatches(type, PyExc_NotImplementedError) != 0;
+  PyGILState_Release(gil);
+  return matches || std::string(message).find("get_ctx()") != std::string::npos;
+}
+
 bool is_not_implemented(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const c10::NotImplementedError&) {
     return true;
+  } catch (const python_error& python) {
+    return is_not_implemented(python.type, python.what());
+  } catch (const pybind11::error_already_set& python) {
+    return is_not_implemented(python.type().ptr(), python.what());
   } catch (...) {
     return false;
   }
@@ -254,6 +303,9 @@ std::unique_ptr<Signature> infer_signature(const Operator& op, c10::ArrayRef<c10
     auto signature = std::make_unique<Signature>();
     signature->runs_eagerly = true;
     return signature;
+  }
+  if (op.handle.schema().name().rfind("aten::", 0) != 0) {
+    std::rethrow_exception(meta_error); // its author's own error; a run on zeros would tell nothing better
   }
   std::exception_ptr cpu_error;
   if (auto signature = try_on(c10::Device(c10::kCPU), op, arguments, cpu_error)) {

@@ -13,7 +13,7 @@ import torch
 from tarry.errors import IRError
 from tarry.ir.graph import HERE, Number, Value, map_leaves, typed
 from tarry.ir.layout import TensorType
-from tarry.ir.operators import TARRY_OPERATORS, operator, overload
+from tarry.ir.operators import TARRY_OPERATORS, depends_on_schemas, operator, overload
 
 
 def call(op: str, args: tuple[Any, ...]) -> Any:
@@ -78,6 +78,7 @@ def _meta(leaf: Any) -> Any:
     return torch.device("meta") if leaf is HERE else leaf
 
 
+@depends_on_schemas
 @functools.lru_cache(maxsize=4096)
 def _infer(request: _Call) -> tuple[TensorType | None, ...]:
     try:

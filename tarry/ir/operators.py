@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,6 +18,8 @@ from tarry.ir.layout import Layout, TensorType
 
 STRIDED_VIEW = "tarry::strided_view"
 STRIDED_SCATTER = "tarry::strided_scatter"
+
+Cached = TypeVar("Cached")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,22 @@ def overload(name: str) -> Any:
         raise IRError(f"there is no operator {name!r}: if it is a custom operator, import its module first") from None
 
 
+_caches: list[Any] = []
+
+
+def depends_on_schemas(cached: Cached) -> Cached:
+    """Mark a cached function whose results no longer hold when an operator changes."""
+    _caches.append(cached)
+    return cached
+
+
+def forget_operators() -> None:
+    """Look schemas up anew: a custom operator was removed or has changed."""
+    for cached in _caches:
+        cached.cache_clear()
+
+
+@depends_on_schemas
 @functools.cache
 def operator(name: str) -> Operator:
     """The schema of an operator. Raises IRError if there is none of that name."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tarry.ir.operators import Argument, Operator, operator, overload
+from tarry.ir.operators import Argument, Operator, depends_on_schemas, operator, overload
 
 _OPTIONS = ("dtype", "layout", "device", "pin_memory")
 
@@ -30,6 +30,7 @@ class FunctionalForm:
     args: tuple[int | None, ...]
 
 
+@depends_on_schemas
 @functools.cache
 def functional_form(op: str) -> FunctionalForm | None:
     """The pure operator of a writing one, or None: it has none, or changes the tensor's metadata (`t_`, `resize_`)."""

@@ -25,8 +25,8 @@ class Split:
     """The two parts, and how they are put together.
 
     `early_takes` are inputs of the whole graph; so are `late_takes`, where -1 - k stands for result k of the early
-    part; `outputs` are results of the late part, or -1 - k. `numbers` are all that the early part depends on, `seeds` those
-    among them that are new in every step.
+    part; `outputs` are results of the late part, or -1 - k. `numbers` are all that the early part depends on, `seeds`
+    those among them that are new in every step.
     """
 
     early: Graph

@@ -14,6 +14,7 @@ from tarry.errors import FallbackError, Unsupported
 from tarry.ir.graph import Graph, Node, Number, leaves, typed
 from tarry.passes.decompose import decompose, is_decomposed, named
 from tarry.passes.donation import safe_updates
+from tarry.passes.lowerings import lowerings_for
 from tarry.passes.specialize import specialize
 from tarry.passes.split import split
 from tarry.runtime.program import CompiledProgram
@@ -42,6 +43,7 @@ class CompiledStep:
         self._backend = backend
         self._graph = Program(batch).graph(backend.stage)
         self._decompositions = named(backend.decompositions())
+        self._lowerings = lowerings_for(backend.name)
         self._variants: list[Variant] = []
         self._varied: set[int] = set()
         self._recompile = recompile
@@ -75,6 +77,8 @@ class CompiledStep:
         refusals = self._refusals()
         constants = {index: numbers[index] for index in refusals}
         graph = specialize(self._graph, constants)
+        if self._lowerings:
+            graph = decompose(graph, self._lowerings, lambda node: node.op not in self._lowerings)
         graph = decompose(graph, self._decompositions, backend.supports)
         graph = safe_updates(graph) if backend.capabilities.updates_in_place else _without_updates(graph)
         program: Runnable
@@ -96,7 +100,9 @@ class CompiledStep:
             numbers = [leaf for leaf in leaves(node.args) if isinstance(leaf, Number) and leaf.kind != "seed"]
             if not numbers:
                 continue
-            if backend.supports(node):
+            if node.op in self._lowerings:
+                refused = numbers  # as for a decomposition
+            elif backend.supports(node):
                 refused = [n for n in numbers if not backend.takes_number(node, n, n.index in self._varied)]
             elif is_decomposed(node, self._decompositions):
                 refused = numbers  # a decomposition is made for their values

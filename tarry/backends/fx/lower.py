@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tarry.backends.base import PythonNumber
-from tarry.backends.fx.numbers import FORMS, aten, with_tensors
+from tarry.backends.fx.numbers import FORMS, aten, is_custom, with_tensors
 from tarry.backends.fx.opaque import is_opaque, laid_out, opaque, seed_of
 from tarry.backends.lowering import LoweringContext
 from tarry.errors import Unsupported
@@ -23,7 +23,8 @@ STRIDE_SENSITIVE = frozenset({"aten::as_strided", "aten::as_strided_scatter", "a
 
 @dataclass
 class NumberVector:
-    """An input of the FX graph that holds numbers of one dtype. Seeds stay on the host, where generators are seeded."""
+    """An input of the FX graph that holds numbers of one dtype. Seeds stay on the host, where generators are seeded,
+    and so do the numbers of custom operators, whose kernels are called from there."""
 
     placeholder: torch.fx.Node
     dtype: torch.dtype
@@ -95,8 +96,9 @@ class FxLowering(LoweringContext[torch.fx.Node]):
         self.fx = torch.fx.Graph()
         self.device = device
         self._vectors: dict[str, NumberVector] = {}
-        self._elements: dict[int, torch.fx.Node] = {}
+        self._elements: dict[tuple[int, str], torch.fx.Node] = {}
         self._is_element: set[torch.fx.Node] = set()
+        self._numbers_on_host = False
 
     def lower(self, nodes: Iterable[Node] | None = None) -> FxLowering:
         for position, value in enumerate(self.graph.inputs):
@@ -104,6 +106,7 @@ class FxLowering(LoweringContext[torch.fx.Node]):
         for name, dtype, device in (
             ("floats", torch.float64, self.device),
             ("ints", torch.int64, self.device),
+            ("host_floats", torch.float64, torch.device("cpu")),
             ("seeds", torch.int64, torch.device("cpu")),
         ):
             self._vectors[name] = NumberVector(self.fx.placeholder(name), dtype, device)
@@ -115,18 +118,25 @@ class FxLowering(LoweringContext[torch.fx.Node]):
 
     def number(self, number: Number) -> torch.fx.Node:
         """A tensor of no dimensions with the number."""
-        if number.index not in self._elements:
-            on_host = number.kind == "seed" and not self._inductor_random
-            kind = "seeds" if on_host else "floats" if number.dtype == torch.float64 else "ints"
+        is_float = number.dtype == torch.float64
+        if (number.kind == "seed" and not self._inductor_random) or self._numbers_on_host:
+            kind = "host_floats" if is_float else "seeds"
+        else:
+            kind = "floats" if is_float else "ints"
+        if (number.index, kind) not in self._elements:
             vector = self._vectors[kind]
             vector.indices.append(number.index)
             element = self._call(aten.select.int, vector.placeholder, 0, len(vector.indices) - 1)
-            self._elements[number.index] = element
+            self._elements[number.index, kind] = element
             self._is_element.add(element)
-        return self._elements[number.index]
+        return self._elements[number.index, kind]
 
     def constant(self, constant: Any) -> Any:
         return self.device if constant is HERE else constant
+
+    def lower_node(self, node: Node) -> None:
+        self._numbers_on_host = is_custom(node.op)  # its kernel is called with Python numbers
+        super().lower_node(node)
 
     def emit(self, node: Node, args: tuple[Any, ...]) -> Sequence[torch.fx.Node | None]:
         if self._inductor_random and node.op == "aten::native_dropout" and node.seed is not None:

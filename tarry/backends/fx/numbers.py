@@ -124,10 +124,23 @@ _ROUNDED = ("aten::add.", "aten::sub.", "aten::rsub.", "aten::pow.")
 _WITH_MASK = frozenset({"aten::masked_fill.Scalar"})
 
 
+_BUILT_IN = ("aten", "prims", "tarry")
+
+
+def is_custom(op: str) -> bool:
+    """Whether an operator is neither PyTorch's nor ours."""
+    return op.partition("::")[0] not in _BUILT_IN
+
+
 def takes_number(node: Node, number: Number, varied: bool) -> bool:
     """Whether a number of a node can be an input of the graph."""
+    if number.dtype not in (torch.float64, torch.int64):
+        return False
+    if is_custom(node.op):
+        # It is then called through an opaque operator that takes a tensor, which is worth it for what changes.
+        return varied and any(arg is number for arg in node.args)
     op = single(node.op) if node.op.startswith(PREFIX) else node.op
-    if op not in FORMS or number.dtype not in (torch.float64, torch.int64):
+    if op not in FORMS:
         return False
     dtypes = {value.type.dtype for value in (*node.operands, *node.results)}
     if not all(dtype.is_floating_point or dtype in (torch.int64, torch.int32, torch.bool) for dtype in dtypes):

@@ -3,7 +3,7 @@
 A random operator draws from the seed that its node carries, and gives the bits that eager PyTorch gives for that seed;
 an operator that writes and has no pure form runs on copies. Either becomes a pure operator with the same arguments, but
 for the generator: in its place stands the seed, as a tensor of one int64, so that it can be an input of a compiled
-program.
+program. So do the numbers of a custom operator that change from step to step, as tensors of one element on the host.
 """
 
 from __future__ import annotations
@@ -14,34 +14,22 @@ from typing import Any
 
 import torch
 
+from tarry.backends.fx.numbers import is_custom
 from tarry.ir.evaluate import run_node
 from tarry.ir.graph import HERE, GraphBuilder, Node, Number
 from tarry.ir.layout import TensorType
 from tarry.ir.operators import draws_nothing, operator
 
 NAMESPACE = "tarry_opaque"
+_NUMBER = "a number that is a tensor here"
 
-_TYPES = {
-    "number": "Scalar",
-    "Optional[number]": "Scalar?",
-    "List[number]": "Scalar[]",
-    "List[Tensor]": "Tensor[]",
-    "Optional[Tensor]": "Tensor?",
-    "List[Optional[Tensor]]": "Tensor?[]",
-    "List[int]": "int[]",
-    "List[bool]": "bool[]",
-    "List[float]": "float[]",
-    "Optional[int]": "int?",
-    "Optional[bool]": "bool?",
-    "Optional[float]": "float?",
-    "Optional[str]": "str?",
-    "Optional[List[int]]": "int[]?",
-    "Optional[List[float]]": "float[]?",
-    "Optional[ScalarType]": "ScalarType?",
-    "Optional[Layout]": "Layout?",
-    "Optional[Device]": "Device?",
-    "Optional[MemoryFormat]": "MemoryFormat?",
-}
+
+def schema_type(printed: str) -> str:
+    """A type as schemas spell it, given as PyTorch prints it: "Optional[List[number]]" is "Scalar[]?"."""
+    for wrapper, suffix in (("Optional[", "?"), ("List[", "[]")):
+        if printed.startswith(wrapper):
+            return schema_type(printed[len(wrapper) : -1]) + suffix
+    return {"number": "Scalar", _NUMBER: "Tensor"}.get(printed, printed)
 
 
 @functools.cache
@@ -69,6 +57,8 @@ def laid_out() -> Any:
 
 def is_opaque(node: Node) -> bool:
     """Whether a node has to be called through `opaque`."""
+    if any(_is_number(arg) for arg in node.args) and is_custom(node.op):
+        return True
     if draws_nothing(node.op, node.args):
         return False
     return node.kept or seed_of(node) is not None
@@ -81,28 +71,42 @@ def seed_of(node: Node) -> Number | None:
     return next((arg for arg in node.args if isinstance(arg, Number) and arg.kind == "seed"), None)
 
 
+def _is_number(arg: Any) -> bool:
+    return isinstance(arg, Number) and arg.kind == "number"
+
+
 def opaque(node: Node) -> tuple[Any, list[int]]:
-    """The pure operator for a node, and which arguments of the node it takes; the seed follows, if the node has one."""
+    """The pure operator for a node, and which arguments of the node it takes; the seed follows, if the node has one.
+    Numbers that are inputs of the graph are tensors to it."""
     arguments = operator(node.op).arguments
     taken = [k for k, argument in enumerate(arguments) if "Generator" not in argument.type]
     types = tuple(None if value is None else value.type for value in node.outputs)
-    return _define(node.op, types, seed_of(node) is not None), taken
+    declared = tuple(
+        _NUMBER if _is_number(arg) else argument.type for arg, argument in zip(node.args, arguments, strict=True)
+    )
+    return _define(node.op, declared, types, seed_of(node) is not None), taken
 
 
 @functools.cache
-def _define(op: str, types: tuple[TensorType | None, ...], seeded: bool) -> Any:
-    """One operator for each set of result types: what comes out is known from the recording, so nothing infers it."""
-    taken = [argument for argument in operator(op).arguments if "Generator" not in argument.type]
-    digest = hashlib.sha256(repr((op, types, seeded)).encode()).hexdigest()[:16]  # the same in every process
+def _define(op: str, declared: tuple[str, ...], types: tuple[TensorType | None, ...], seeded: bool) -> Any:
+    """One operator for each set of result types: what comes out is known from the recording, so nothing infers it. And
+    for each schema: a custom operator may be declared anew with another."""
+    taken = [type_ for type_ in declared if "Generator" not in type_]
+    digest = hashlib.sha256(repr((op, declared, types, seeded)).encode()).hexdigest()[:16]  # the same in every process
     name = f"{op.replace('::', '_').replace('.', '_')}_{digest}"
-    arguments = [f"{_TYPES.get(argument.type, argument.type)} a{k}" for k, argument in enumerate(taken)]
+    parameters = [f"{schema_type(type_)} a{k}" for k, type_ in enumerate(taken)]
     if seeded:
-        arguments.append("Tensor seed")
+        parameters.append("Tensor seed")
     made = tuple(type_ for type_ in types if type_ is not None)
     returns = "Tensor" if len(made) == 1 else "(" + ", ".join(["Tensor"] * len(made)) + ")"
     library = _library()
-    library.define(f"{name}({', '.join(arguments)}) -> {returns}", tags=(torch.Tag.needs_exact_strides,))
-    library.impl(name, lambda *args: _call(op, args, types, seeded), "CompositeExplicitAutograd")
+    library.define(f"{name}({', '.join(parameters)}) -> {returns}", tags=(torch.Tag.needs_exact_strides,))
+
+    def call(*args: Any) -> Any:
+        given = [arg.item() if type_ is _NUMBER else arg for arg, type_ in zip(args, taken, strict=False)]
+        return _call(op, (*given, *args[len(taken) :]), types, seeded)
+
+    library.impl(name, call, "CompositeExplicitAutograd")
     torch.library.register_fake(
         f"{NAMESPACE}::{name}", lambda *args: _one_or_all(_empty(made, _device(args))), lib=library
     )

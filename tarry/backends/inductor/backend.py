@@ -49,7 +49,8 @@ class InductorBackend(Backend):
         return takes_number(node, number, varied)
 
     def runs_ahead(self, graph: Graph) -> bool:
-        return self.device == "cpu" and not any(map(is_opaque, graph.nodes))  # opaque operators are written in Python
+        # Opaque operators are written in Python, and those that are not PyTorch's own may be.
+        return self.device == "cpu" and not any(is_opaque(n) or not n.op.startswith("aten::") for n in graph.nodes)
 
     def compile(self, graph: Graph) -> Computation:
         try:

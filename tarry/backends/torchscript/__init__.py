@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from tarry.backends.base import Backend, Capabilities, Computation
 from tarry.backends.torchscript.data import TSData
-from tarry.backends.torchscript.lowering import TSLoweringContext, draws
+from tarry.backends.torchscript.lowering import TSLoweringContext, needs_python
 from tarry.ir.graph import Graph, Node, Number
 from tarry.ir.layout import TensorType
 
@@ -27,7 +27,7 @@ class TorchScriptBackend(Backend):
         return not node.op.startswith("aten::_scaled_dot_product")  # without dropout, they draw nothing
 
     def runs_ahead(self, graph: Graph) -> bool:
-        return self.device == "cpu" and not any(draws(node) for node in graph.nodes)
+        return self.device == "cpu" and not needs_python(graph)
 
     def compile(self, graph: Graph) -> Computation:
         context = TSLoweringContext(graph, device=self.device)

@@ -29,6 +29,12 @@ _FOREACH_NUMBERS: dict[str, tuple[str, tuple[Any, ...]]] = {
 """Operators on lists that take a number, with the one that takes a tensor, and the arguments that only that one has."""
 
 
+def needs_python(graph: Graph) -> bool:
+    """Whether a program for this graph has to be run by Python: for its generators, or because a kernel that is not
+    PyTorch's own may be written in Python, where an interrupt could stop it half way."""
+    return any(draws(node) or not node.op.startswith("aten::") for node in graph.nodes)
+
+
 def draws(node: Node) -> bool:
     """Whether a node draws random numbers: a generator is then an input of the program."""
     if draws_nothing(node.op, node.args):
@@ -296,6 +302,6 @@ class TSLoweringContext(LoweringContext[JitValue]):
             self.borrowed,
         )
         native = None
-        if not self._generators:
+        if not needs_python(self.graph) and not self._generators:
             native = jit.native_program(graph, self.feeds, returned, len(self.results))
         return Computation(run, self.graph, in_place, lambda: str(graph), native)

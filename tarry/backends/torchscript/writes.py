@@ -16,7 +16,7 @@ import torch
 from tarry.ir.aliasing import windows
 from tarry.ir.graph import Graph, Node, Value, leaves, producers
 from tarry.ir.layout import VIEW_RULES, is_injective
-from tarry.ir.operators import operator, overload
+from tarry.ir.operators import depends_on_schemas, operator, overload
 from tarry.passes.donation import safe_updates
 from tarry.passes.functional_forms import functional_form
 
@@ -60,6 +60,7 @@ class Writes:
     outputs: frozenset[int] = frozenset()
 
 
+@depends_on_schemas
 @functools.cache
 def writing_form(op: str) -> WritingForm | None:
     """The inverse of `functional_form`, for operators that write to what they read (no out= variants)."""

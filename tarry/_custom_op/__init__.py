@@ -1,0 +1,1 @@
+"""`torch._custom_op`, under the same name: see impl.py."""

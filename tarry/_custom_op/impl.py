@@ -1,0 +1,46 @@
+"""The names of `torch._custom_op.impl`, for code that moves here by writing `tarry` for `torch` in an import.
+
+What is declared here is functional, as it is there: no writes, no views. `tarry.custom_op` takes those as well.
+"""
+
+from __future__ import annotations
+
+from torch.library import get_ctx, infer_schema
+
+from tarry.custom_ops.declare import custom_op_from_existing
+from tarry.custom_ops.declare import custom_op_with_schema as _custom_op_with_schema
+from tarry.custom_ops.declare import find_custom_op as _find_custom_op
+from tarry.custom_ops.declare import strict_custom_op as custom_op
+from tarry.custom_ops.names import (
+    RESERVED_NS,
+    SUPPORTED_DEVICE_TYPE_TO_KEY,
+    parse_qualname,
+    validate_device_type,
+    validate_namespace,
+)
+from tarry.custom_ops.operator import CustomOp, report_error_callback
+from tarry.custom_ops.places import FuncAndLocation
+from tarry.custom_ops.registry import get_abstract_impl, get_op, global_registry
+from tarry.custom_ops.schema import validate_function_matches_schema, validate_schema
+
+__all__ = [
+    "RESERVED_NS",
+    "SUPPORTED_DEVICE_TYPE_TO_KEY",
+    "CustomOp",
+    "FuncAndLocation",
+    "_custom_op_with_schema",
+    "_find_custom_op",
+    "custom_op",
+    "custom_op_from_existing",
+    "get_abstract_impl",
+    "get_ctx",
+    "get_op",
+    "global_registry",
+    "infer_schema",
+    "parse_qualname",
+    "report_error_callback",
+    "validate_device_type",
+    "validate_function_matches_schema",
+    "validate_namespace",
+    "validate_schema",
+]

@@ -1,0 +1,172 @@
+"""Declaring an operator: from a function or a schema to an operator that PyTorch knows."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from tarry.custom_ops.names import parse_qualname, validate_namespace
+from tarry.custom_ops.operator import CustomOp, install_error_callback
+from tarry.custom_ops.places import Place, caller
+from tarry.custom_ops.registry import get_op, global_registry
+from tarry.custom_ops.schema import (
+    Contract,
+    Schema,
+    infer,
+    parse,
+    parse_strictly,
+    validate_function_matches_schema,
+    without_name,
+)
+
+
+def custom_op(
+    qualname: str,
+    manual_schema: str | None = None,
+    *,
+    mutates_args: str | Iterable[str] = (),
+    tags: torch.Tag | Iterable[torch.Tag] = (),
+    exist_ok: bool = False,
+) -> Callable[[Callable[..., Any]], CustomOp]:
+    """Declare an operator by a function that has its name and its signature; the body is not used.
+
+        @tarry.custom_op("mylib::scaled_sin")
+        def scaled_sin(x: Tensor, scale: float) -> Tensor: ...
+
+        @scaled_sin.impl("cpu")
+        def _(x, scale):
+            return torch.from_numpy(np.sin(x.numpy()) * scale)
+
+        @scaled_sin.impl_abstract()
+        def _(x, scale):
+            return torch.empty_like(x)
+
+    The schema is inferred from the annotations; `mutates_args` names the parameters that are written to. Or it is given
+    as `manual_schema`, "(Tensor x, float scale) -> Tensor", where writes and views have PyTorch's alias annotations.
+    `tags` are PyTorch's; `torch.Tag.nondeterministic_seeded` says that it draws random numbers.
+
+    To declare it again from the same line (a module that is reloaded), or from a notebook, replaces it; anywhere else
+    that is an error, unless `exist_ok` says that it is meant. See docs/custom-operators.md.
+    """
+    place = caller()
+
+    def inner(func: Callable[..., Any]) -> CustomOp:
+        name = check_declaration(qualname, func)
+        if manual_schema is None:
+            text, contract = infer(func, qualname, mutates_args)
+        else:
+            if mutates_args:
+                raise ValueError(
+                    f"custom_op({qualname!r}): with a manual schema, writes are declared there: 'Tensor(a!) x'"
+                )
+            text, contract = manual_schema, Contract(qualname)
+        schema = parse(name, text)
+        if manual_schema is not None:
+            validate_function_matches_schema(schema, func, strict=False)
+        known = global_registry.get(qualname)
+        if known is not None and (exist_ok or _is_same(known._place, place)):
+            known.remove()
+        op = define(qualname, schema, place, tags=tags, contract=contract)
+        return _described(op, func)
+
+    return inner
+
+
+def strict_custom_op(qualname: str, manual_schema: str | None = None) -> Callable[[Callable[..., Any]], CustomOp]:
+    """Declare a functional operator as torch._custom_op.impl does: same arguments, same errors for the same "
+    "mistakes."""
+    place = caller()
+
+    def inner(func: Callable[..., Any]) -> CustomOp:
+        name = check_declaration(qualname, func)
+        text = torch.library.infer_schema(func, mutates_args=()) if manual_schema is None else manual_schema
+        schema = parse_strictly(name, text)
+        if manual_schema is not None:
+            validate_function_matches_schema(schema, func)
+        return _described(define(qualname, schema, place, tags=()), func)
+
+    return inner
+
+
+def check_declaration(qualname: str, func: Any) -> str:
+    """The operator's name. Raises ValueError unless a function can declare it."""
+    if not inspect.isfunction(func):
+        raise ValueError(
+            f"custom_op({qualname!r}) is a decorator for a Python function, and got a {type(func).__name__}"
+        )
+    namespace, name = parse_qualname(qualname)
+    validate_namespace(namespace)
+    if func.__name__ != name:
+        raise ValueError(
+            f"custom_op({qualname!r}): expected the function to have name {name!r}, and it is {func.__name__!r}. "
+            "Rename one of them."
+        )
+    return name
+
+
+def _described(op: CustomOp, func: Callable[..., Any]) -> CustomOp:
+    op.__module__ = func.__module__
+    op.__doc__ = func.__doc__
+    vars(op)["__signature__"] = inspect.signature(func)
+    return op
+
+
+def _is_same(known: Place | None, place: Place) -> bool:
+    """Whether a second declaration is the first one again: the same line, or a cell of a notebook run once more."""
+    return known is not None and (known == place or (known.is_interactive and place.is_interactive))
+
+
+def define(
+    qualname: str,
+    schema: Schema,
+    place: Place,
+    *,
+    tags: torch.Tag | Iterable[torch.Tag] = (torch.Tag.needs_fixed_stride_order,),
+    contract: Contract | None = None,
+) -> CustomOp:
+    """Make PyTorch know an operator. Raises RuntimeError if it knows one of that name."""
+    namespace, name = parse_qualname(qualname)
+    known = global_registry.get(qualname)
+    if known is not None:
+        first = f" at {known._place}" if known._place is not None else ""
+        raise RuntimeError(
+            f"custom_op({qualname!r}) at {place}: an operator cannot be declared multiple times, and this one "
+            f"is{first}. Give one of them another name or namespace; or, to replace it, pass exist_ok=True to "
+            "tarry.custom_op, or remove() the first."
+        )
+    library = torch.library.Library(namespace, "FRAGMENT")
+    library.define(f"{name}{without_name(schema)}", tags=(tags,) if isinstance(tags, torch.Tag) else tuple(tags))
+    handle = torch._C._dispatch_find_schema_or_throw(qualname, "")  # private to torch: checked on 2.11 and 2.13
+    op = CustomOp(library, namespace, schema, name, handle, _private_access=True, _contract=contract, _place=place)
+    op._register_autograd()
+    install_error_callback(op)
+    return op
+
+
+def custom_op_from_existing(overload: Any) -> CustomOp:
+    """A CustomOp for an operator that torch.library or a C++ library has declared, to register more for it."""
+    namespace, name = parse_qualname(overload.name())
+    library = torch.library.Library(namespace, "FRAGMENT")
+    return CustomOp(library, namespace, overload._schema, name, overload._handle, _private_access=True)
+
+
+def find_custom_op(qualname: str, also_check_torch_library: bool = False) -> CustomOp:
+    """The operator of that name. Raises RuntimeError if it was not declared here, or ValueError if not at all."""
+    if qualname in global_registry:
+        return global_registry[qualname]
+    if not also_check_torch_library:
+        raise RuntimeError(f"there is no custom operator {qualname!r}: declare it with tarry.custom_op first")
+    return custom_op_from_existing(get_op(qualname))
+
+
+def custom_op_with_schema(
+    qualname: str, schema: str, needs_fixed_stride_order: bool = True, *, place: Place | None = None
+) -> Any:
+    """Declare a functional operator by its schema alone; returns its overload."""
+    _, name = parse_qualname(qualname)
+    parsed = parse_strictly(name, schema)
+    tags = (torch.Tag.needs_fixed_stride_order,) if needs_fixed_stride_order else ()
+    return define(qualname, parsed, place or caller(), tags=tags)._overload

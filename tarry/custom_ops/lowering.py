@@ -1,0 +1,75 @@
+"""Lowerings per backend, and kernels that cast under autocast."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree  # not public, but stable: checked on torch 2.13
+
+from tarry.custom_ops.names import mangled
+from tarry.custom_ops.schema import is_functional, without_name
+from tarry.passes import lowerings
+
+if TYPE_CHECKING:
+    from tarry.custom_ops.operator import CustomOp
+
+KERNELS = "tarry_lowered"
+"""The namespace of the operators that kernel lowerings become."""
+
+_libraries: dict[str, list[torch.library.Library]] = {}
+
+
+def check_backend(op: CustomOp, backend: str) -> None:
+    """Raise ValueError for a backend that lowers nothing, or an operator that cannot be lowered."""
+    if backend == "eager":
+        raise ValueError(f"{op}: backend 'eager' runs the operator's own kernels; register one with impl instead")
+    if not is_functional(op._schema):
+        raise ValueError(
+            f"{op}: only a functional operator can be lowered, and its schema is {op._schema}. Declare a functional "
+            "one, and write its result where it belongs."
+        )
+
+
+def register(op: CustomOp, backend: str, function: Callable[..., Any], kernel: bool) -> None:
+    """Note a lowering. One that is a kernel becomes an operator of its own, which no compiler looks into."""
+    lowerings.register(backend, op._qualname, _as_operator(op, backend, function) if kernel else function)
+
+
+def remove(op: CustomOp) -> None:
+    """Forget the lowerings of an operator."""
+    lowerings.remove(op._qualname)
+    for library in _libraries.pop(op._qualname, []):
+        library._destroy()
+
+
+def _as_operator(op: CustomOp, backend: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    if not op._has_impl("abstract"):
+        raise RuntimeError(
+            f"{op}: register impl_abstract before a kernel for backend {backend!r}: nothing else tells its shapes"
+        )
+    name = mangled(op._cpp_ns, op._opname, re.sub(r"\W", "_", backend))
+    library = torch.library.Library(KERNELS, "FRAGMENT")
+    library.define(f"{name}{without_name(op._schema)}", tags=(torch.Tag.needs_fixed_stride_order,))
+    library.impl(name, function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{KERNELS}::{name}", op._get_impl("abstract").func, lib=library)
+    _libraries.setdefault(op._qualname, []).append(library)
+    return lambda *args, **kwargs: getattr(getattr(torch.ops, KERNELS), name).default(*args, **kwargs)
+
+
+def autocast_kernel(overload: Any, key: str, dtype: torch.dtype) -> Callable[..., Any]:
+    """A kernel that casts floating-point tensors and calls the operator again, without autocast."""
+    # Private to torch: checked on 2.11 and 2.13.
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+
+    def cast(value: Any) -> Any:
+        is_wide = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype is not torch.float64
+        return value.to(dtype) if is_wide else value
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return overload(*pytree.tree_map(cast, args), **pytree.tree_map(cast, kwargs))
+
+    return kernel

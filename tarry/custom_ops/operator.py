@@ -1,0 +1,324 @@
+"""CustomOp: one operator, and everything that can be registered for it."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn, cast
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from tarry.custom_ops import autograd, conflicts, lowering
+from tarry.custom_ops.names import SUPPORTED_DEVICE_TYPE_TO_KEY, mangled, validate_device_type
+from tarry.custom_ops.places import FuncAndLocation, Place, caller, frames_to_caller
+from tarry.custom_ops.registry import get_op, global_registry
+from tarry.custom_ops.schema import Contract, Schema, defaults_of, without_name
+from tarry.ir.operators import forget_operators
+from tarry.native import C
+
+Function = Callable[..., Any]
+
+
+class CustomOp:
+    """An operator. Call it like a function; the methods register what it does, most of them as decorators.
+
+    `torch.ops.namespace.name` is the same operator. Made by `tarry.custom_op`, or by the functions of
+    `tarry.custom_ops` for an operator that somebody else has declared.
+    """
+
+    def __init__(
+        self,
+        lib: torch.library.Library,
+        cpp_ns: str,
+        schema: Schema,
+        operator_name: str,
+        ophandle: Any,
+        *,
+        _private_access: bool = False,
+        _contract: Contract | None = None,
+        _place: Place | None = None,
+    ) -> None:
+        if not _private_access:
+            raise RuntimeError("The CustomOp constructor is private: declare operators with tarry.custom_op")
+        self._lib = lib
+        self._cpp_ns = cpp_ns
+        self._schema = schema
+        self._opname = operator_name
+        self._qualname = f"{cpp_ns}::{operator_name}"
+        self._ophandle = ophandle
+        self._overload = get_op(self._qualname)
+        self._op = self._overload._op
+        self._arguments = defaults_of(self._overload)
+        self._named_arguments: Any = namedtuple(f"{operator_name}_args", [name for name, _, _ in self._arguments])  # type: ignore[misc]
+        self._contract = _contract or Contract(self._qualname)
+        self._place = _place
+        self._impls: dict[str, FuncAndLocation] = {}
+        self._formula: autograd.Formula | None = None
+        self._autograd_function = autograd.make_function(operator_name)
+        self._output_differentiability: Sequence[bool] | None = None
+        self._rules: torch.library.Library | None = None
+        self._kernels: Any = None
+        self.__name__ = operator_name
+        self.__qualname__ = operator_name
+        global_registry[self._qualname] = self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CustomOp:
+        return self  # there is one operator, however many modules hold it
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _by_name, (self._qualname,)
+
+    def __repr__(self) -> str:
+        return f'<CustomOp(op="{self._qualname}")>'
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # The overload's own __call__ does no more than this, and costs a Python frame; but it is what Dynamo knows.
+        if is_dynamo_compiling():
+            return self._overload(*args, **kwargs)
+        return self._op(*args, **kwargs)
+
+    # ---- kernels
+
+    def impl(self, device_types: str | Iterable[str] = ("cpu", "cuda")) -> Callable[[Function], Function]:
+        """Register a kernel for some types of devices: "cpu", "cuda", ..., or "tarry", where it is then called at once
+        with lazy tensors instead of being recorded as one node."""
+        wanted = [device_types] if isinstance(device_types, str) else list(device_types)
+        for device_type in wanted:
+            validate_device_type(device_type)
+
+        def inner(func: Function) -> Function:
+            for device_type in dict.fromkeys(wanted):
+                key = SUPPORTED_DEVICE_TYPE_TO_KEY[device_type]
+                if not self._has_impl(device_type):
+                    conflicts.check_kernel(self._qualname, device_type, key)
+                self._register_impl(device_type, func)
+                self._lib.impl(self._opname, self._contract.guard(func), key)
+            self._changed()
+            return func
+
+        return inner
+
+    def impl_factory(self) -> Callable[[Function], Function]:
+        """Register the kernel of an operator that takes no tensors and makes one."""
+
+        def inner(func: Function) -> Function:
+            self._register_impl("factory", func)
+            self._lib.impl(self._opname, self._contract.guard(func), "BackendSelect")
+            return func
+
+        return inner
+
+    def impl_abstract(self) -> Callable[[Function], Function]:
+        """Register what the results look like (shape, dtype, strides, device), given tensors without data.
+
+        It is what tarry, torch.compile and torch.export know of the operator. For a size that depends on data, call
+        `get_ctx().new_dynamic_size()`.
+        """
+
+        def inner(func: Function) -> Function:
+            if not self._has_impl("abstract"):
+                conflicts.check_abstract(self._qualname)
+            self._register_impl("abstract", func)
+            guarded = self._contract.guard(func)
+            torch.library.register_fake(self._qualname, guarded, lib=self._lib, _stacklevel=frames_to_caller() + 1)
+            self._changed()
+            return func
+
+        return inner
+
+    # ---- gradients
+
+    def impl_save_for_backward(self) -> Callable[[Function], Function]:
+        """Register `function(inputs, output)`, which returns what the backward function is to be given. `inputs` is a
+        named tuple of the arguments. See `impl_backward`."""
+
+        def inner(func: Function) -> Function:
+            self._register_gradient("save_for_backward", func)
+            return func
+
+        return inner
+
+    def impl_backward(self, output_differentiability: Sequence[bool] | None = None) -> Callable[[Function], Function]:
+        """Register `function(ctx, saved, *grads)`, which returns a dict from the names of all tensor arguments to their
+        gradients (None: there is none). `grads` are those of the results, with zeros where there was none.
+        `ctx.needs_input_grad` says by name whose gradients are wanted.
+
+        `output_differentiability` has a bool for each result; those that are False never require a gradient.
+        """
+        if output_differentiability is not None:
+            self._check_differentiability(output_differentiability)
+
+        def inner(func: Function) -> Function:
+            self._register_gradient("backward", func)
+            self._output_differentiability = output_differentiability
+            self._update_formula()
+            return func
+
+        return inner
+
+    def _check_differentiability(self, given: Any) -> None:
+        if (
+            not isinstance(given, list)
+            or not all(isinstance(item, bool) for item in given)
+            or len(given) != len(self._schema.returns)
+        ):
+            raise RuntimeError(
+                f"{self}: impl_backward(output_differentiability=...) takes a list of {len(self._schema.returns)} "
+                f"bools, one for each result of the operator, and got {given!r}"
+            )
+
+    def _register_gradient(self, kind: str, func: Function) -> None:
+        conflicts.check_differentiable(self._qualname, self._schema)
+        if self._kernels is None:
+            conflicts.check_autograd(self._qualname)
+            self._register_autograd()
+        self._register_impl(kind, func)
+        self._update_formula()
+
+    def _update_formula(self) -> None:
+        if self._has_impl("save_for_backward") and self._has_impl("backward"):
+            self._formula = autograd.Formula(
+                self, self._get_impl("save_for_backward"), self._get_impl("backward"), self._output_differentiability
+            )
+
+    def _register_autograd(self) -> None:
+        """Register the native autograd kernel, and the rule that it calls when a gradient is wanted."""
+        rule = mangled(self._cpp_ns, self._opname)
+        self._rules = torch.library.Library(autograd.RULES, "FRAGMENT")
+        self._rules.define(f"{rule}{without_name(self._schema)}")
+        self._rules.impl(rule, autograd.make_rule(cast("CustomOp", weakref.proxy(self))), "CompositeImplicitAutograd")
+        self._kernels = C.CustomOpKernels(self._qualname, f"{autograd.RULES}::{rule}")
+
+    # ---- transforms and modes
+
+    def impl_vmap(self) -> Callable[[Function], Function]:
+        """Register what the operator does under torch.vmap: `function(info, in_dims, *args)` returns
+        `(output, out_dims)`, as for torch.library.register_vmap. Without it, vmap calls the operator once for each
+        element of the batch."""
+
+        def inner(func: Function) -> Function:
+            self._register_impl("vmap", func)
+            torch.library.register_vmap(self._qualname, func, lib=self._lib)
+            return func
+
+        return inner
+
+    def impl_autocast(self, device_types: str | Iterable[str], cast_inputs: torch.dtype) -> None:
+        """Under autocast on these devices, cast floating-point arguments to `cast_inputs` before the call. Without it,
+        autocast leaves the operator alone."""
+        wanted = [device_types] if isinstance(device_types, str) else list(device_types)
+        place = str(caller())
+        for device_type in wanted:
+            validate_device_type(device_type)
+        for device_type in wanted:
+            kind = f"autocast on {device_type}"
+            self._check_first(kind)
+            self._impls[kind] = FuncAndLocation(self.impl_autocast, place)
+            key = f"Autocast{SUPPORTED_DEVICE_TYPE_TO_KEY[device_type]}"
+            self._lib.impl(self._opname, lowering.autocast_kernel(self._overload, key, cast_inputs), key)
+
+    # ---- on tarry
+
+    def lower(self, backend: str, *, kernel: bool = False) -> Callable[[Function], Function]:
+        """Register what the operator is made of when a tarry backend ("inductor", "torchscript", ...) compiles it.
+
+        The function has the operator's signature. It is traced: what it does has to be operators of PyTorch's, which
+        the backend then fuses with what is around them. With `kernel`, it is not looked into, but called with tensors
+        of the backend's real device: a Triton kernel, say. Either way it has to compute what the operator computes.
+        """
+        lowering.check_backend(self, backend)
+
+        def inner(func: Function) -> Function:
+            self._register_impl(f"lowering for {backend}", func)
+            lowering.register(self, backend, func, kernel)
+            self._changed()
+            return func
+
+        return inner
+
+    def check(self, *args: Any, **kwargs: Any) -> None:
+        """Test the operator on these arguments: its schema against what it does, its abstract implementation and its
+        gradients against what it computes, recorded on tarry against called. Raises one error that lists all faults."""
+        from tarry.custom_ops.check import check
+
+        check(self, args, kwargs)
+
+    # ---- its life
+
+    def remove(self) -> None:
+        """Take the operator back, with all that was registered for it. The name is free again; this object is dead."""
+        self._destroy()
+
+    def _destroy(self) -> None:
+        from tarry import _api
+
+        _api.mark_step()  # what is recorded still needs the operator
+        lowering.remove(self)
+        self._kernels = None
+        if self._rules is not None:
+            self._rules._destroy()
+        self._lib._destroy()
+        global_registry.pop(self._qualname, None)
+        forget_operators()
+        # PyTorch's own handles point into nowhere now.
+        self._op = self._overload = self._refuse
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError(f"{self} was removed, or declared anew: use the new one, or torch.ops.{self._cpp_ns}")
+
+    def _changed(self) -> None:
+        """What tarry has inferred and compiled for the operator no longer holds."""
+        C.forget_operator(self._qualname)
+        forget_operators()
+
+    # ---- what is registered, and where
+
+    def _register_impl(self, kind: str, func: Function) -> None:
+        self._check_first(kind)
+        self._impls[kind] = FuncAndLocation(func, str(caller()))
+
+    def _check_first(self, kind: str) -> None:
+        if kind in self._impls:
+            raise RuntimeError(
+                f"{self}: there is a {kind} impl already, registered at {self._impls[kind].location}. An operator has "
+                "one; remove() the operator and declare it again to change it."
+            )
+
+    def _get_impl(self, kind: str) -> FuncAndLocation:
+        return self._impls[kind]
+
+    def _has_impl(self, kind: str) -> bool:
+        return kind in self._impls
+
+
+def _by_name(qualname: str) -> CustomOp:
+    """The operator that a pickle means."""
+    if qualname not in global_registry:
+        raise RuntimeError(f"there is no custom operator {qualname!r} here yet: import the module that declares it")
+    return global_registry[qualname]
+
+
+def report_error_callback(custom_op: Any, key: str) -> NoReturn:
+    """What PyTorch calls when it finds no kernel of the operator for a dispatch key."""
+    devices = {value: name for name, value in SUPPORTED_DEVICE_TYPE_TO_KEY.items()}
+    if key == "Undefined":
+        what = (
+            "there were no Tensor inputs to this operator (an empty list of tensors, say). If it takes no tensors and "
+            "makes one, register its kernel with impl_factory"
+        )
+    elif key == "Meta":
+        what = "there is no abstract impl for tensors without data. Register one with impl_abstract"
+    elif key in devices:
+        what = f"there is no {devices[key]} impl registered. Register one with impl({devices[key]!r})"
+    else:
+        what = f"there is no implementation for dispatch key {key}. Register one with torch.library"
+    raise NotImplementedError(f"{custom_op}: {what}")
+
+
+def install_error_callback(op: CustomOp) -> None:
+    """Have PyTorch say what to do when a kernel is missing. Private to torch: checked on 2.11 and 2.13."""
+    callback = functools.partial(report_error_callback, weakref.proxy(op))
+    torch._C._dispatch_set_report_error_callback(op._ophandle, callback)

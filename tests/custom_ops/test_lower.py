@@ -1,0 +1,158 @@
+"""Lowerings: what an operator is made of for one backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tarry
+from tarry.custom_ops import CustomOp
+from tests.custom_ops.operators import axpy_
+from tests.support import fallbacks
+
+USES_DEVICE = True
+
+
+@pytest.fixture(autouse=True)
+def _torchscript() -> Iterator[None]:
+    before = tarry.get_backend()
+    tarry.set_backend("torchscript")
+    yield
+    tarry.set_backend(before)
+
+
+def swish(calls: list[str]) -> CustomOp:
+    @tarry.custom_op("optest::swish")
+    def swish(x: Tensor, beta: float) -> Tensor: ...
+
+    @swish.impl("cpu")
+    def _(x, beta):
+        calls.append("kernel")
+        return x * torch.sigmoid(beta * x)
+
+    swish.impl_abstract()(lambda x, beta: torch.empty_like(x))
+    return swish
+
+
+def run(op: CustomOp, beta: float) -> tuple[Tensor, Tensor, str]:
+    x = torch.linspace(-2, 2, 5)
+    lazy = op(x.to("tarry"), beta) + 1
+    text = tarry.explain(lazy, stage="compiled")
+    return lazy.cpu(), x * torch.sigmoid(beta * x) + 1, text
+
+
+def test_in_terms_of_graph_operators() -> None:
+    calls: list[str] = []
+    op = swish(calls)
+
+    @op.lower("torchscript")
+    def _(x, beta):
+        return x * torch.sigmoid(x * beta)
+
+    for beta in (1.0, 2.0):
+        found, expected, text = run(op, beta)
+        torch.testing.assert_close(found, expected)
+        assert "aten::sigmoid" in text
+        assert "swish" not in text
+    assert calls == []
+    assert not fallbacks()
+
+
+def test_as_a_kernel_of_its_own() -> None:
+    calls: list[str] = []
+    op = swish(calls)
+
+    @op.lower("torchscript", kernel=True)
+    def _(x, beta):
+        assert x.device.type == "cpu"
+        calls.append("lowered")
+        return x * torch.sigmoid(beta * x)
+
+    found, expected, text = run(op, 1.5)
+    torch.testing.assert_close(found, expected)
+    assert "aten::sigmoid" not in text
+    assert calls == ["lowered"]
+    assert not fallbacks()
+
+
+def test_other_backends_keep_the_kernel() -> None:
+    calls: list[str] = []
+    op = swish(calls)
+    op.lower("inductor")(lambda x, beta: x * 0)
+    found, expected, _ = run(op, 1.0)
+    torch.testing.assert_close(found, expected)
+    assert calls == ["kernel"]
+
+
+def test_a_lowering_that_comes_late_is_heard() -> None:
+    calls: list[str] = []
+    op = swish(calls)
+    run(op, 1.0)
+    assert calls == ["kernel"]
+    op.lower("torchscript")(lambda x, beta: x * torch.sigmoid(x * beta))
+    found, expected, _ = run(op, 1.0)
+    torch.testing.assert_close(found, expected)
+    assert calls == ["kernel"]
+
+
+def test_a_lowering_of_other_types_is_not_used() -> None:
+    calls: list[str] = []
+    op = swish(calls)
+    op.lower("torchscript")(lambda x, beta: (x * beta).sum())
+    with pytest.warns(UserWarning, match="decomposition of optest::swish is not used: it gives"):
+        found, expected, _ = run(op, 1.0)
+    torch.testing.assert_close(found, expected)
+
+
+def test_gradients_go_through_the_lowered_operator() -> None:
+    calls: list[str] = []
+    op = swish(calls)
+    op.impl_save_for_backward()(lambda inputs, output: (inputs.x, inputs.beta))
+
+    @op.impl_backward()
+    def _(ctx, saved, grad):
+        x, beta = saved
+        gate = torch.sigmoid(beta * x)
+        return {"x": grad * (gate + x * beta * gate * (1 - gate))}
+
+    op.lower("torchscript")(lambda x, beta: x * torch.sigmoid(x * beta))
+
+    def gradient(device: str) -> Tensor:
+        x = torch.linspace(-2, 2, 5).to(device).requires_grad_()
+        op(x, 1.0).sum().backward()
+        assert x.grad is not None
+        return x.grad.cpu()
+
+    torch.testing.assert_close(gradient("tarry"), gradient("cpu"))
+    assert calls == ["kernel"]  # of the run on the CPU
+
+
+@pytest.mark.slow
+def test_inductor_fuses_a_lowering() -> None:
+    tarry.set_backend("inductor")
+    calls: list[str] = []
+    op = swish(calls)
+    op.lower("inductor")(lambda x, beta: x * torch.sigmoid(x * beta))
+    found, expected, text = run(op, 1.0)
+    torch.testing.assert_close(found, expected)
+    assert "swish" not in text
+    assert text.count("async_compile.cpp_pybinding(") == 1
+    assert calls == []
+
+
+def test_what_cannot_be_lowered() -> None:
+    with pytest.raises(ValueError, match="runs the operator's own kernels"):
+        swish([]).lower("eager")
+    with pytest.raises(ValueError, match="only a functional operator can be lowered"):
+        axpy_().lower("inductor")
+
+    @tarry.custom_op("optest::bare")
+    def bare(x: Tensor) -> Tensor: ...
+
+    register: Any = bare.lower("inductor", kernel=True)
+    with pytest.raises(RuntimeError, match="register impl_abstract before a kernel"):
+        register(torch.sin)
