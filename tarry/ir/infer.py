@@ -6,6 +6,7 @@ The recorder has already done this for every recorded node. Passes need it for t
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import torch
@@ -85,3 +86,9 @@ def _infer(request: _Call) -> tuple[TensorType | None, ...]:
     except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
         raise IRError(f"{request.op}: PyTorch cannot type this call: {error}") from error
     return tuple(None if item is None else TensorType.of(item) for item in fresh_results(request.op, result))
+
+
+def infer_types(op: str, args: tuple[Any, ...]) -> tuple[TensorType | None, ...]:
+    """As `infer`, of arguments that have types in place of values: what a shape function is given."""
+    ids = itertools.count()
+    return infer(op, map_leaves(args, lambda leaf: Value(next(ids), leaf) if isinstance(leaf, TensorType) else leaf))

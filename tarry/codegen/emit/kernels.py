@@ -1,0 +1,216 @@
+"""Kernels: those that are generated, declarations of those that the author writes, and the backend made of both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tarry.codegen.emit.python import (
+    DATA_TYPES,
+    TENSOR_TYPES,
+    call,
+    docstring,
+    header,
+    identifier,
+    parameters,
+    signature,
+    spelled,
+)
+from tarry.codegen.model import Backend, Base, LazySchema, LazyType
+from tarry.codegen.schema import function_name
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """One kernel of a backend. `schema` is the operator as graphs have it; `listed` is what the YAML says, the same or
+    a variant that writes."""
+
+    schema: LazySchema
+    listed: tuple[str, ...]
+    is_autograd: bool = False
+
+    @property
+    def function(self) -> str:
+        return function_name(self.schema.name)
+
+    @property
+    def variants(self) -> str:
+        others = [name for name in self.listed if name != self.schema.name]
+        return f" Also for {', '.join(others)}." if others else ""
+
+
+def _returns(schema: LazySchema, tensor: str) -> str:
+    names = {**{base: spelling for base, spelling in DATA_TYPES.items()}, Base.TENSOR: tensor}
+    listed = [spelled(_plain(ret), names, "list[{}]") for ret in schema.returns]
+    if not listed:
+        return "None"
+    return listed[0] if len(listed) == 1 else f"tuple[{', '.join(listed)}]"
+
+
+def _plain(type_: LazyType) -> LazyType:
+    return type_
+
+
+def kernel_signature(spec: KernelSpec) -> str:
+    """The line to paste for a kernel that the author owes."""
+    types = TENSOR_TYPES if spec.is_autograd else DATA_TYPES
+    params = parameters(spec.schema.arguments, types, rename=_parameter, container="list[{}]", defaults=False)
+    returns = _returns(spec.schema, "torch.Tensor" if spec.is_autograd else "Any")
+    return signature(f"def {spec.function}", params, returns)
+
+
+def _parameter(name: str) -> str:
+    return "self" if name == "self" else identifier(name)
+
+
+def emit_kernels(specs: Sequence[KernelSpec], command: str) -> str:
+    """The module of generated kernels."""
+    bodies = "\n\n".join(_kernel(spec) for spec in specs)
+    table = "".join(f'    "{spec.schema.qualified_name}": {spec.function},\n' for spec in specs)
+    lines = [
+        header(
+            command,
+            '"""Kernels of the operators under full_codegen: each hands its operator to the backend\'s `builtin`."""',
+            ["A002  (arguments have the names of the schema)", "A001  (and so have functions)"],
+        ),
+        "from __future__ import annotations",
+        "",
+        f"from typing import {'Any, TypeAlias' if _uses(specs, Base.SCALAR) else 'Any'}",
+        "",
+        *(["import torch", ""] if _needs_torch(specs) else []),
+        "from tarry.backends.generated import GeneratedBackend, Kernel",
+        *(["", "Number: TypeAlias = int | float | complex"] if _uses(specs, Base.SCALAR) else []),
+        "",
+        "",
+        *([bodies, "", ""] if specs else []),
+        "KERNELS: dict[str, Kernel] = {",
+        f"{table}}}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _uses(specs: Sequence[KernelSpec], base: Base) -> bool:
+    return any(
+        base in {argument.type.base for argument in spec.schema.arguments} | {ret.base for ret in spec.schema.returns}
+        for spec in specs
+    )
+
+
+def _needs_torch(specs: Sequence[KernelSpec]) -> bool:
+    bases = (Base.DTYPE, Base.LAYOUT, Base.MEMORY_FORMAT, Base.DEVICE, Base.GENERATOR)
+    return any(_uses(specs, base) for base in bases) or any(spec.is_autograd for spec in specs)
+
+
+def _kernel(spec: KernelSpec) -> str:
+    params = parameters(spec.schema.arguments, DATA_TYPES, container="list[{}]", defaults=False)
+    head = signature(f"def {spec.function}", ["backend: GeneratedBackend", *params], _returns(spec.schema, "Any"))
+    passed = [
+        f"{argument.name}={identifier(argument.name)}" if argument.keyword_only else identifier(argument.name)
+        for argument in spec.schema.arguments
+        if argument.name.isidentifier()
+    ]
+    body = call("return backend.builtin", [f'"{spec.schema.qualified_name}"', *passed], "    ")
+    if not spec.schema.returns:
+        body = body.replace("return ", "", 1)
+    return f"{head}\n{docstring(f'{spec.schema.text}.{spec.variants}' if spec.variants else spec.schema.text)}\n{body}\n"
+
+
+def emit_declarations(specs: Sequence[KernelSpec], command: str) -> str:
+    """What the author writes, as a protocol that the type checker holds the author's module against."""
+    methods = "\n".join(_declaration(spec) for spec in specs)
+    lines = [
+        header(
+            command,
+            '"""Functions that you write: a type checker compares your module with this."""',
+            ["A002  (arguments have the names of the schema)", "A003  (and so have functions)"],
+        ),
+        "from __future__ import annotations",
+        "",
+        f"from typing import Any, Protocol{', TypeAlias' if _uses(specs, Base.SCALAR) else ''}",
+        "",
+        *(["import torch", ""] if _needs_torch(specs) else []),
+        *(["Number: TypeAlias = int | float | complex", ""] if _uses(specs, Base.SCALAR) else []),
+        "",
+        "class HandWritten(Protocol):",
+        '    """Kernels take and return the backend\'s data, autograd functions take and return tensors."""',
+        "",
+        methods if specs else "    # Nothing is owed.\n",
+    ]
+    return "\n".join(lines)
+
+
+def _declaration(spec: KernelSpec) -> str:
+    types = TENSOR_TYPES if spec.is_autograd else DATA_TYPES
+    params = parameters(spec.schema.arguments, types, container="list[{}]", defaults=False)
+    positional = len(spec.schema.positional)
+    if positional:
+        params.insert(positional, "/")
+    returns = _returns(spec.schema, "torch.Tensor" if spec.is_autograd else "Any")
+    head = signature(f"def {spec.function}", ["self", *params], returns, "    ")
+    return f"{head}\n{docstring(f'{spec.schema.text}.{spec.variants}' if spec.variants else spec.schema.text, '        ')}\n        ...\n"
+
+
+@dataclass(frozen=True)
+class Registrations:
+    """What the module that makes the backend says. `impl_module` is the author's, importable by that name."""
+
+    backend: Backend
+    name: str
+    class_name: str
+    written: Sequence[KernelSpec]
+    autograd: Sequence[KernelSpec]
+    impl_module: str
+    command: str
+
+
+def emit_registrations(made: Registrations) -> str:
+    """The module with the backend's class, its tables and `register()`."""
+    has_module = bool(made.impl_module) and bool(made.written or made.autograd)
+    lines = [
+        header(made.command, f'"""The backend {made.name!r}: `register()` makes it known to `tarry.set_backend`."""'.replace("'", '"', 0)),
+        "from __future__ import annotations",
+        "",
+        "import tarry",
+        "from tarry.backends.generated import GeneratedBackend, Kernel",
+        "",
+        *(_impl_import(made.impl_module) if has_module else []),
+        "from .kernels import KERNELS",
+        *(["from .declarations import HandWritten"] if has_module else []),
+        "",
+    ]
+    if has_module:
+        lines += ["_written: HandWritten = kernels  # the type checker compares them", ""]
+    lines += _table("WRITTEN", made.written if has_module else (), "Kernels of the operators under supported.")
+    lines += _table("AUTOGRAD", made.autograd if has_module else (), "Functions of the operators under autograd.")
+    lines += [
+        "",
+        f"class {made.class_name}(GeneratedBackend):",
+        f'    """Made of {made.backend.source.name}. Subclass it to say where data live and what `builtin` does."""',
+        "",
+        f'    name = "{made.name}"',
+        "    generated = KERNELS",
+        "    written = WRITTEN",
+        "    autograd = AUTOGRAD",
+        "",
+        "",
+        f"def register(backend: type[GeneratedBackend] = {made.class_name}) -> None:",
+        f'    """Make the backend, or a subclass of it, known as {made.name!r}."""'.replace("'", "`"),
+        f'    tarry.register_backend("{made.name}", backend)',
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _impl_import(module: str) -> list[str]:
+    parent, _, name = module.rpartition(".")
+    if not parent:
+        return [f"import {name} as kernels" if name != "kernels" else "import kernels", ""]
+    return [f"from {parent} import {name} as kernels" if name != "kernels" else f"from {parent} import kernels", ""]
+
+
+def _table(name: str, specs: Sequence[KernelSpec], summary: str) -> list[str]:
+    if not specs:
+        return [f"{name}: dict[str, Kernel] = {{}}", f'"""{summary}"""']
+    rows = [f'    "{spec.schema.qualified_name}": kernels.{spec.function},' for spec in specs]
+    return [f"{name}: dict[str, Kernel] = {{", *rows, "}", f'"""{summary}"""']

@@ -1,0 +1,194 @@
+"""Python's syntax: names, types, defaults and signatures of what a schema has."""
+
+from __future__ import annotations
+
+import ast
+import keyword
+from collections.abc import Callable, Iterable, Sequence
+
+from tarry.codegen.model import Base, LazyArgument, LazyType
+
+LINE_LENGTH = 120
+
+# Names of tarry.ir.typed.TypedNode, which fields must not hide.
+_RESERVED = frozenset(
+    "append args argument_types attributes compute_shapes create can_be_reused fields from_node has_args identity "
+    "lower_with node op operands self shapes".split()
+)
+
+
+def identifier(name: str) -> str:
+    """An argument's name as a field's or a parameter's."""
+    return f"{name}_" if keyword.iskeyword(name) or name in _RESERVED else name
+
+
+FIELD_TYPES = {
+    Base.TENSOR: "Tensor",
+    Base.SCALAR: "Scalar",
+    Base.SYMINT: "int",
+    Base.INT: "int",
+    Base.FLOAT: "Float",
+    Base.BOOL: "bool",
+    Base.STR: "str",
+    Base.DTYPE: "torch.dtype",
+    Base.LAYOUT: "torch.layout",
+    Base.DEVICE: "Device",
+    Base.MEMORY_FORMAT: "torch.memory_format",
+    Base.GENERATOR: "Generator",
+}
+"""What a node's field holds: see tarry.ir.typed."""
+
+SHAPE_TYPES = {
+    **FIELD_TYPES,
+    Base.TENSOR: "TensorType",
+    Base.SCALAR: "Scalar",
+}
+"""What a shape function is given."""
+
+DATA_TYPES = {
+    **{base: "Any" for base in (Base.TENSOR,)},
+    Base.SCALAR: "Number",
+    Base.SYMINT: "int",
+    Base.INT: "int",
+    Base.FLOAT: "float",
+    Base.BOOL: "bool",
+    Base.STR: "str",
+    Base.DTYPE: "torch.dtype",
+    Base.LAYOUT: "torch.layout",
+    Base.DEVICE: "torch.device",
+    Base.MEMORY_FORMAT: "torch.memory_format",
+    Base.GENERATOR: "torch.Generator",
+}
+"""What a kernel is given: the backend's data, and Python's values for everything else."""
+
+TENSOR_TYPES = {**DATA_TYPES, Base.TENSOR: "torch.Tensor"}
+"""What an autograd kernel is given."""
+
+
+def spelled(type_: LazyType, names: dict[Base, str], container: str = "tuple[{}, ...]") -> str:
+    """A type in Python."""
+    text = names[type_.base]
+    if text == "Any" and not type_.is_list:
+        return text
+    if type_.is_list:
+        text = container.format(f"{text} | None" if type_.has_optional_elements and text != "Any" else text)
+    return f"{text} | None" if type_.is_optional else text
+
+
+def default(argument: LazyArgument, container: str = "({})") -> str | None:
+    """The default of an argument as an expression; None where there is none."""
+    text = argument.default
+    if text is None:
+        return None
+    words = {"Mean": "1", "Sum": "2", "contiguous_format": "torch.contiguous_format", "long": "torch.int64"}
+    if text in words:
+        return words[text]
+    type_ = argument.type
+    if text in ("None", "True", "False"):
+        return text
+    if type_.base is Base.STR:
+        return _quoted(str(ast.literal_eval(text)))
+    if type_.is_list:
+        # A single number stands for as many of them as the list has.
+        items = text.strip("[]").split(",") if text.startswith("[") else [text] * (type_.size or 1)
+        items = [item.strip() for item in items if item.strip()]
+        return container.format(", ".join(items) + ("," if len(items) == 1 and container == "({})" else ""))
+    if type_.base is Base.FLOAT and text.lstrip("-").isdigit():
+        return f"{text}.0"
+    return text
+
+
+def _quoted(text: str) -> str:
+    """A string in double quotes, unless that takes escapes."""
+    shown = repr(text)
+    return f'"{text}"' if shown == f"'{text}'" and '"' not in text else shown
+
+
+def parameters(
+    arguments: Sequence[LazyArgument],
+    names: dict[Base, str],
+    *,
+    rename: Callable[[str], str] = identifier,
+    container: str = "tuple[{}, ...]",
+    defaults: bool = True,
+) -> list[str]:
+    """The parameters of a function over a schema's arguments, keyword-only ones after a star."""
+    made: list[str] = []
+    star = False
+    for argument in arguments:
+        if argument.keyword_only and not star:
+            made.append("*")
+            star = True
+        value = default(argument) if defaults else None
+        tail = "" if value is None else f" = {value}"
+        made.append(f"{rename(argument.name)}: {spelled(argument.type, names, container)}{tail}")
+    return made
+
+
+def signature(head: str, params: Sequence[str], returns: str, indent: str = "") -> str:
+    """`def name(params) -> returns:`, on several lines where one is too short."""
+    one = f"{indent}{head}({', '.join(params)}) -> {returns}:"
+    if len(one) <= LINE_LENGTH:
+        return one
+    inner = f"{indent}    {', '.join(params)}"
+    if len(inner) <= LINE_LENGTH and not _has_trailing_comma(params):
+        return f"{indent}{head}(\n{inner}\n{indent}) -> {returns}:"
+    listed = "".join(f"{indent}    {param},\n" for param in params)
+    return f"{indent}{head}(\n{listed}{indent}) -> {returns}:"
+
+
+def _has_trailing_comma(params: Sequence[str]) -> bool:
+    return False if not params else params[-1].endswith(",")
+
+
+def call(head: str, args: Sequence[str], indent: str = "") -> str:
+    """`head(args)`, on several lines where one is too short."""
+    one = f"{indent}{head}({', '.join(args)})"
+    if len(one) <= LINE_LENGTH:
+        return one
+    inner = f"{indent}    {', '.join(args)}"
+    if len(inner) <= LINE_LENGTH:
+        return f"{indent}{head}(\n{inner}\n{indent})"
+    listed = "".join(f"{indent}    {arg},\n" for arg in args)
+    return f"{indent}{head}(\n{listed}{indent})"
+
+
+def assigned(head: str, items: Iterable[str], indent: str = "") -> str:
+    """`head = (items)`, a tuple on as many lines as it takes."""
+    listed = list(items)
+    text = ", ".join(listed) + ("," if len(listed) == 1 else "")
+    one = f"{indent}{head} = ({text})"
+    if len(one) <= LINE_LENGTH:
+        return one
+    body = "".join(f"{indent}    {item},\n" for item in listed)
+    return f"{indent}{head} = (\n{body}{indent})"
+
+
+def docstring(text: str, indent: str = "    ") -> str:
+    """A docstring of one paragraph, wrapped between words."""
+    text = text.replace("\\", "\\\\").replace('"""', "'''")
+    if text.endswith('"'):
+        text += " "
+    one = f'{indent}"""{text}"""'
+    if len(one) <= LINE_LENGTH:
+        return one
+    lines, current = [], f'{indent}"""'
+    for word in text.split(" "):
+        if len(current) + len(word) > LINE_LENGTH and current.strip():
+            lines.append(current.rstrip())
+            current = indent
+        current += f"{word} "
+    lines.append(current.rstrip())
+    if len(lines[-1]) + 3 > LINE_LENGTH:
+        return "\n".join(lines) + f'\n{indent}"""'
+    return "\n".join(lines) + '"""'
+
+
+def strings(names: Iterable[str]) -> list[str]:
+    return [f'"{name}"' for name in names]
+
+
+def header(command: str, summary: str, rules: Sequence[str] = ()) -> str:
+    """The first lines of a generated module. `rules` are lint rules that generated names cannot keep."""
+    noqa = "".join(f"# ruff: noqa: {rule}\n" for rule in rules)
+    return f"# Generated. Do not edit: change the YAML, then run\n#   {command}\n{noqa}{summary}\n"
