@@ -135,9 +135,8 @@ class _Step:
         args = [resolve(arg) for arg in self.positional]
         kwargs = {name: resolve(arg) for name, arg in self.keyword.items()}
         result = self.kernel(*args, **kwargs)
-        for value, made in zip(self.node.outputs, fresh_results(self.node.op, result), strict=True):
-            if value is not None:
-                values[value] = made
+        made = zip(self.node.outputs, fresh_results(self.node.op, result), strict=True)
+        values.update((value, data) for value, data in made if value is not None)
         for value in self.drops:
             del values[value]
 

@@ -198,7 +198,7 @@ class LazySchema:
     variant: Variant = Variant.FUNCTIONAL
     properties: NodeProperties = NATIVE_PROPERTIES
     takes_symints: bool = False
-    is_native: bool = True
+    namespace: str = "aten"
     opkind: str | None = None
     tags: frozenset[str] = frozenset()
 
@@ -224,9 +224,13 @@ class LazySchema:
         return next((argument for argument in self.arguments if argument.is_generator), None)
 
     @property
+    def is_native(self) -> bool:
+        return self.namespace == "aten"
+
+    @property
     def qualified_name(self) -> str:
-        """With the namespace; a node that is no ATen operator has its own."""
-        return f"{'aten' if self.is_native else 'lazy'}::{self.name}"
+        """With the namespace: "aten::add.Tensor". Nodes that are no ATen operators have the backend's."""
+        return f"{self.namespace}::{self.name}"
 
     @property
     def returns_list(self) -> bool:

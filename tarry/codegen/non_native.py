@@ -96,7 +96,7 @@ class _Entry:
         try:
             # A non-native node takes symbolic sizes where its schema says so.
             func = FunctionSchema.parse(text)
-            return lazy_schema(func, properties, takes_symints=True, is_native=False, opkind=opkind)
+            return lazy_schema(func, properties, takes_symints=True, namespace="lazy", opkind=opkind)
         except Rejected as reason:
             self.error(node, f"{text.partition('(')[0]} cannot have a node: {reason}")
         except Exception as error:  # torchgen raises AssertionError, RuntimeError, ValueError, ... on a bad schema

@@ -21,6 +21,7 @@ from tarry.codegen.model import (
 )
 from tarry.codegen.natives import Natives, dispatch_keys, natives
 from tarry.codegen.non_native import read_non_native
+from tarry.codegen.op_table import Kind, recorder_rules
 from tarry.codegen.schema import (
     Rejected,
     class_name,
@@ -101,6 +102,7 @@ class _Reader:
             if key not in self.values:
                 example = "PrivateUse1" if key == "backend" else "my_backend"
                 self.error(start, f'the key "{key}" is missing', f"Write for example `{key}: {example}`.")
+        self._add_every_leaf()
         self._check_dispatch_keys()
         self._check_sections()
         return self._backend()
@@ -144,6 +146,8 @@ class _Reader:
             self.values[key] = value
         elif source.is_null(value):
             pass  # a list whose entries are all commented out
+        elif key == Section.FULL_CODEGEN and source.is_text(value) and value.value == "*":
+            self.values["every leaf"] = self.document.at(value)
         elif not source.is_list(value):
             self.error(
                 self._place(key_node, value),
@@ -174,6 +178,20 @@ class _Reader:
             self.values[f"{key}@"] = self.document.at(value)
 
     # ---- what the keys say together
+
+    def _add_every_leaf(self) -> None:
+        """`full_codegen: "*"`: whatever the recorder makes a node of, and no other list has."""
+        position = self.values.get("every leaf")
+        if position is None:
+            return
+        if "recorder" not in self.values:
+            self.error(position, '"*" under full_codegen needs the key "recorder"', "List the operators.")
+            return
+        listed = {entry.name for entries in self.entries.values() for entry in entries}
+        rules = recorder_rules()
+        for name, function in self.natives.by_name.items():
+            if name not in listed and rules.kind(function) is Kind.RECORD and _has_node(function):
+                self.entries[Section.FULL_CODEGEN].append(Entry(name, Section.FULL_CODEGEN, position, function))
 
     def _check_dispatch_keys(self) -> None:
         backend = self.values.get("backend")
@@ -291,6 +309,7 @@ class _Reader:
             if (made := self._operator(entry, section, symint)) is not None
         ]
         name = self.values.get("backend", "")
+        namespace = self.values.get("cpp_namespace", "").rpartition("::")[2]
         return Backend(
             source=self.document.path,
             name=name,
@@ -298,7 +317,7 @@ class _Reader:
             class_name=self.values.get("class_name") or f"{name}NativeFunctions",
             operators=tuple(operators),
             nodes=_with_distinct_names(_nodes(operators)),
-            non_native=tuple(self.non_native),
+            non_native=tuple(replace(schema, namespace=namespace) for schema in self.non_native),
             shape_functions=tuple(self._shape_functions(operators)),
             autograd_key=f"Autograd{name}" if self.entries[Section.AUTOGRAD] else None,
             extra_headers=self.values.get("extra_headers"),
@@ -344,6 +363,14 @@ class _Reader:
 
 def _known_keys() -> str:
     return f"The keys are: {', '.join(key for key in KEYS if key != 'recorder')}."
+
+
+def _has_node(function: NativeFunction) -> bool:
+    try:
+        native_schema(function)
+    except Rejected:
+        return False
+    return True
 
 
 def _opaque_schema(function: NativeFunction) -> LazySchema:

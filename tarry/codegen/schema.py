@@ -74,7 +74,7 @@ def lazy_schema(
     properties: NodeProperties = NATIVE_PROPERTIES,
     *,
     takes_symints: bool,
-    is_native: bool = True,
+    namespace: str = "aten",
     opkind: str | None = None,
     tags: Iterable[str] = (),
 ) -> LazySchema:
@@ -98,7 +98,7 @@ def lazy_schema(
         variant=Variant(func.kind().name),
         properties=properties,
         takes_symints=takes_symints,
-        is_native=is_native,
+        namespace=namespace,
         opkind=opkind,
         tags=frozenset(tags),
     )

@@ -22,6 +22,21 @@ from tarry.ir.graph import Arg, GraphBuilder, Here, Node, Number, Site, Value, l
 from tarry.ir.infer import infer
 from tarry.ir.layout import TensorType
 
+__all__ = [
+    "Device",
+    "Float",
+    "Generator",
+    "Lowered",
+    "Lowering",
+    "Node",
+    "Scalar",
+    "Shapes",
+    "Tensor",
+    "TensorType",
+    "TypedNode",
+    "reads",
+]
+
 # What a field of each type of a schema holds. A number may be an input of the graph wherever a schema has one.
 Tensor: TypeAlias = Value | Number | int | float | complex
 Scalar: TypeAlias = Number | int | float | complex
@@ -30,6 +45,8 @@ Device: TypeAlias = torch.device | Here
 Generator: TypeAlias = Number
 """A generator is the seed that a random operator draws from."""
 Shapes: TypeAlias = Sequence[TensorType | None]
+Lowered: TypeAlias = Sequence[Any]
+"""What a backend has for the fresh results of a node."""
 
 
 class Lowering(Protocol):
@@ -39,7 +56,7 @@ class Lowering(Protocol):
         """The counterpart of an argument."""
         ...
 
-    def builtin(self, op: str, args: tuple[Any, ...]) -> Sequence[Any]:
+    def builtin(self, op: str, args: tuple[Any, ...]) -> Lowered:
         """The counterparts of the fresh results of an operator, given those of all its arguments, in their order."""
         ...
 
@@ -126,7 +143,7 @@ class TypedNode:
         """Append the node to a graph; returns its outputs."""
         return builder.node(self.op, self.args, self.shapes(), site=site)
 
-    def lower_with(self, context: Lowering) -> Sequence[Any]:
+    def lower_with(self, context: Lowering) -> Lowered:
         """The node in terms of a backend. Generated with --gen-ts-lowerings; else a backend goes by the operator."""
         raise NotImplementedError(f"{type(self).__name__}.lower_with: subclass it and write the lowering of {self.op}")
 

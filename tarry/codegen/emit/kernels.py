@@ -15,8 +15,9 @@ from tarry.codegen.emit.python import (
     parameters,
     signature,
     spelled,
+    table,
 )
-from tarry.codegen.model import Backend, Base, LazySchema, LazyType
+from tarry.codegen.model import Backend, Base, LazySchema
 from tarry.codegen.schema import function_name
 
 
@@ -34,21 +35,20 @@ class KernelSpec:
         return function_name(self.schema.name)
 
     @property
-    def variants(self) -> str:
+    def summary(self) -> str:
+        """The schema, and the variants whose kernel this is."""
         others = [name for name in self.listed if name != self.schema.name]
-        return f" Also for {', '.join(others)}." if others else ""
+        return f"{self.schema.text}. Also for {', '.join(others)}." if others else self.schema.text
 
 
 def _returns(schema: LazySchema, tensor: str) -> str:
-    names = {**{base: spelling for base, spelling in DATA_TYPES.items()}, Base.TENSOR: tensor}
-    listed = [spelled(_plain(ret), names, "list[{}]") for ret in schema.returns]
+    names = {**DATA_TYPES, Base.TENSOR: tensor}
+    listed = [spelled(ret, names, "list[{}]") for ret in schema.returns]
     if not listed:
         return "None"
+    if len(listed) > 8 and len(set(listed)) == 1:
+        return f"tuple[{listed[0]}, ...]"
     return listed[0] if len(listed) == 1 else f"tuple[{', '.join(listed)}]"
-
-
-def _plain(type_: LazyType) -> LazyType:
-    return type_
 
 
 def kernel_signature(spec: KernelSpec) -> str:
@@ -66,28 +66,30 @@ def _parameter(name: str) -> str:
 def emit_kernels(specs: Sequence[KernelSpec], command: str) -> str:
     """The module of generated kernels."""
     bodies = "\n\n".join(_kernel(spec) for spec in specs)
-    table = "".join(f'    "{spec.schema.qualified_name}": {spec.function},\n' for spec in specs)
+    rows = [(spec.schema.qualified_name, spec.function) for spec in specs]
     lines = [
         header(
             command,
-            '"""Kernels of the operators under full_codegen: each hands its operator to the backend\'s `builtin`."""',
-            ["A002  (arguments have the names of the schema)", "A001  (and so have functions)"],
+            "Kernels of the operators under full_codegen: each hands its operator to the backend's `builtin`.",
+            [spec.schema for spec in specs],
+            [spec.function for spec in specs],
         ),
         "from __future__ import annotations",
         "",
-        f"from typing import {'Any, TypeAlias' if _uses(specs, Base.SCALAR) else 'Any'}",
-        "",
+        *_typing(["Any"] * _any(specs) + ["TypeAlias"] * _uses(specs, Base.SCALAR)),
         *(["import torch", ""] if _needs_torch(specs) else []),
         "from tarry.backends.generated import GeneratedBackend, Kernel",
         *(["", "Number: TypeAlias = int | float | complex"] if _uses(specs, Base.SCALAR) else []),
         "",
         "",
-        *([bodies, "", ""] if specs else []),
-        "KERNELS: dict[str, Kernel] = {",
-        f"{table}}}",
-        "",
+        *([bodies, ""] if specs else []),
+        table("KERNELS", "dict[str, Kernel]", rows, "The kernel of each operator."),
     ]
     return "\n".join(lines)
+
+
+def _typing(names: Sequence[str]) -> list[str]:
+    return [f"from typing import {', '.join(names)}", ""] if names else []
 
 
 def _uses(specs: Sequence[KernelSpec], base: Base) -> bool:
@@ -95,6 +97,11 @@ def _uses(specs: Sequence[KernelSpec], base: Base) -> bool:
         base in {argument.type.base for argument in spec.schema.arguments} | {ret.base for ret in spec.schema.returns}
         for spec in specs
     )
+
+
+def _any(specs: Sequence[KernelSpec]) -> bool:
+    """Whether a kernel has a tensor, whose type is the backend's own."""
+    return _uses([spec for spec in specs if not spec.is_autograd], Base.TENSOR)
 
 
 def _needs_torch(specs: Sequence[KernelSpec]) -> bool:
@@ -113,7 +120,7 @@ def _kernel(spec: KernelSpec) -> str:
     body = call("return backend.builtin", [f'"{spec.schema.qualified_name}"', *passed], "    ")
     if not spec.schema.returns:
         body = body.replace("return ", "", 1)
-    return f"{head}\n{docstring(f'{spec.schema.text}.{spec.variants}' if spec.variants else spec.schema.text)}\n{body}\n"
+    return f"{head}\n{docstring(spec.summary)}\n{body}\n"
 
 
 def emit_declarations(specs: Sequence[KernelSpec], command: str) -> str:
@@ -122,13 +129,12 @@ def emit_declarations(specs: Sequence[KernelSpec], command: str) -> str:
     lines = [
         header(
             command,
-            '"""Functions that you write: a type checker compares your module with this."""',
-            ["A002  (arguments have the names of the schema)", "A003  (and so have functions)"],
+            "Functions that you write: a type checker compares your module with this.",
+            [spec.schema for spec in specs],
         ),
         "from __future__ import annotations",
         "",
-        f"from typing import Any, Protocol{', TypeAlias' if _uses(specs, Base.SCALAR) else ''}",
-        "",
+        *_typing(["Any"] * _any(specs) + ["Protocol"] + ["TypeAlias"] * _uses(specs, Base.SCALAR)),
         *(["import torch", ""] if _needs_torch(specs) else []),
         *(["Number: TypeAlias = int | float | complex", ""] if _uses(specs, Base.SCALAR) else []),
         "",
@@ -148,7 +154,7 @@ def _declaration(spec: KernelSpec) -> str:
         params.insert(positional, "/")
     returns = _returns(spec.schema, "torch.Tensor" if spec.is_autograd else "Any")
     head = signature(f"def {spec.function}", ["self", *params], returns, "    ")
-    return f"{head}\n{docstring(f'{spec.schema.text}.{spec.variants}' if spec.variants else spec.schema.text, '        ')}\n        ...\n"
+    return f"{head}\n{docstring(spec.summary, '        ')}\n        ...\n"
 
 
 @dataclass(frozen=True)
@@ -168,7 +174,7 @@ def emit_registrations(made: Registrations) -> str:
     """The module with the backend's class, its tables and `register()`."""
     has_module = bool(made.impl_module) and bool(made.written or made.autograd)
     lines = [
-        header(made.command, f'"""The backend {made.name!r}: `register()` makes it known to `tarry.set_backend`."""'.replace("'", '"', 0)),
+        header(made.command, f"The backend `{made.name}`: `register()` makes it known to `tarry.set_backend`."),
         "from __future__ import annotations",
         "",
         "import tarry",
@@ -181,9 +187,9 @@ def emit_registrations(made: Registrations) -> str:
     ]
     if has_module:
         lines += ["_written: HandWritten = kernels  # the type checker compares them", ""]
-    lines += _table("WRITTEN", made.written if has_module else (), "Kernels of the operators under supported.")
-    lines += _table("AUTOGRAD", made.autograd if has_module else (), "Functions of the operators under autograd.")
     lines += [
+        _table("WRITTEN", made.written if has_module else (), "Kernels that you wrote."),
+        _table("AUTOGRAD", made.autograd if has_module else (), "Functions of the operators under autograd."),
         "",
         f"class {made.class_name}(GeneratedBackend):",
         f'    """Made of {made.backend.source.name}. Subclass it to say where data live and what `builtin` does."""',
@@ -195,7 +201,7 @@ def emit_registrations(made: Registrations) -> str:
         "",
         "",
         f"def register(backend: type[GeneratedBackend] = {made.class_name}) -> None:",
-        f'    """Make the backend, or a subclass of it, known as {made.name!r}."""'.replace("'", "`"),
+        f'    """Make the backend, or a subclass of it, known as `{made.name}`."""',
         f'    tarry.register_backend("{made.name}", backend)',
         "",
     ]
@@ -209,8 +215,6 @@ def _impl_import(module: str) -> list[str]:
     return [f"from {parent} import {name} as kernels" if name != "kernels" else f"from {parent} import kernels", ""]
 
 
-def _table(name: str, specs: Sequence[KernelSpec], summary: str) -> list[str]:
-    if not specs:
-        return [f"{name}: dict[str, Kernel] = {{}}", f'"""{summary}"""']
-    rows = [f'    "{spec.schema.qualified_name}": kernels.{spec.function},' for spec in specs]
-    return [f"{name}: dict[str, Kernel] = {{", *rows, "}", f'"""{summary}"""']
+def _table(name: str, specs: Sequence[KernelSpec], summary: str) -> str:
+    rows = [(spec.schema.qualified_name, f"kernels.{spec.function}") for spec in specs]
+    return table(name, "dict[str, Kernel]", rows, summary)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tarry.codegen.emit.python import (
@@ -12,14 +12,16 @@ from tarry.codegen.emit.python import (
     docstring,
     header,
     identifier,
+    needs_torch,
     parameters,
+    returned,
     signature,
     spelled,
     strings,
+    table,
 )
-from tarry.codegen.model import Base, Extent, LazySchema, Shape
-
-_TYPES = {"Device": Base.DEVICE, "Float": Base.FLOAT, "Generator": Base.GENERATOR, "Scalar": Base.SCALAR}
+from tarry.codegen.emit.shapes import shape_name
+from tarry.codegen.model import Extent, LazySchema, Shape
 
 
 @dataclass(frozen=True)
@@ -37,19 +39,16 @@ class NodeOptions:
 def emit_nodes(schemas: Sequence[LazySchema], options: NodeOptions, summary: str) -> str:
     """The module of some nodes, with a table from operators to classes."""
     classes = "\n\n".join(_class(schema, options) for schema in schemas)
-    table = "".join(f'    "{schema.qualified_name}": {schema.class_name},\n' for schema in schemas)
+    rows = [(schema.qualified_name, schema.class_name) for schema in schemas]
     lines = [
-        header(options.command, docstring(summary, ""), ["A002  (arguments have the names of the schema)"]),
+        header(options.command, summary, schemas, fields=True),
         *_imports(schemas, options),
         "",
         "",
-        *([classes, "", ""] if schemas else []),
-        "CLASSES: dict[str, type[TypedNode]] = {",
-        f"{table}}}",
-        '"""The class of each operator."""',
+        *([classes, ""] if schemas else []),
+        table("CLASSES", "dict[str, type[t.TypedNode]]", rows, "The class of each operator."),
         "",
-        "",
-        "def typed(node: Node) -> TypedNode | None:",
+        "def typed(node: t.Node) -> t.TypedNode | None:",
         '    """The typed view of a node; None if there is no class for its operator."""',
         "    found = CLASSES.get(node.op)",
         "    return None if found is None else found.from_node(node)",
@@ -59,71 +58,50 @@ def emit_nodes(schemas: Sequence[LazySchema], options: NodeOptions, summary: str
 
 
 def _imports(schemas: Sequence[LazySchema], options: NodeOptions) -> list[str]:
-    bases = {argument.type.base for schema in schemas for argument in schema.arguments}
-    names = {"TypedNode"} | {name for name, base in _TYPES.items() if base in bases}
-    if Base.TENSOR in bases:
-        names.add("Tensor")
-    if schemas:
-        names.add("Shapes")
-    if options.lowerings:
-        names |= {"Lowering"}
     lines = ["from __future__ import annotations", ""]
-    standard = []
-    if options.lowerings:
-        standard += ["from collections.abc import Sequence"]
     if any(schema.properties.create is Extent.FULL for schema in schemas):
-        standard += ["from typing import Any, Self"]
-    elif options.lowerings:
-        standard += ["from typing import Any"]
-    lines += [*standard, ""] if standard else []
-    needs_torch = bases & {Base.DTYPE, Base.LAYOUT, Base.MEMORY_FORMAT}
-    lines += ["import torch", ""] if needs_torch else []
+        lines += ["import typing", ""]
+    third = ["import torch"] if needs_torch(schemas) else []
     module, _, name = options.base.partition(":")
-    author = [f"from {module} import {name}"] if name else []
-    ours = ["from tarry.ir.graph import Node", f"from tarry.ir.typed import {', '.join(sorted(names, key=_isort))}"]
-    lines += sorted(author + ours) if author and module.startswith("tarry") else [*author, *ours]
+    if name:
+        third.append(f"from {module} import {name} as NodeBase")
+    lines += [*third, ""] if third else []
+    lines.append("from tarry.ir import typed as t")
     if any(schema.name in options.shaped for schema in schemas):
-        lines += ["", *_shape_import(options.shape_module)]
+        lines += ["", _shape_import(options.shape_module)]
     return lines
 
 
-def _isort(name: str) -> tuple[bool, str]:
-    return (not name.isupper(), name)
-
-
-def _shape_import(module: str) -> list[str]:
-    if module.startswith("."):
-        return [f"from . import {module.removeprefix('.')} as shape_inference"]
+def _shape_import(module: str) -> str:
     parent, _, name = module.rpartition(".")
-    return [f"from {parent} import {name} as shape_inference" if parent else f"import {name} as shape_inference"]
+    alias = "" if name == "shape_inference" else " as shape_inference"
+    if module.startswith("."):
+        return f"from . import {name}{alias}"
+    return f"from {parent} import {name}{alias}" if parent else f"import {name}{alias}"
 
 
 def _class(schema: LazySchema, options: NodeOptions) -> str:
-    base = options.base.partition(":")[2] or "TypedNode"
+    base = "NodeBase" if options.base else "t.TypedNode"
     fields = [identifier(argument.name) for argument in schema.arguments]
-    names = strings(fields)
-    parts = [
-        f"class {schema.class_name}({base}):",
-        docstring(schema.text),
-        "",
-        f'    op = "{schema.qualified_name}"',
-        assigned("fields", names, "    "),
+    parts = [f"class {schema.class_name}({base}):", docstring(schema.text), "", f'    op = "{schema.qualified_name}"']
+    if schema.opkind:
+        parts.append(f'    opkind = "{schema.opkind}"')
+    parts += [
+        assigned("__match_args__", strings(fields), "    "),
+        "    fields = __slots__ = __match_args__",
         assigned("operands", strings(identifier(argument.name) for argument in schema.operands), "    "),
         assigned("attributes", strings(identifier(argument.name) for argument in schema.attributes), "    "),
-        assigned("__slots__", names, "    "),
-        assigned("__match_args__", names, "    "),
+        *(
+            f"    {name}: {spelled(argument.type, FIELD_TYPES)}"
+            for name, argument in zip(fields, schema.arguments, strict=True)
+        ),
+        "",
+        *_init(schema, fields),
+        *_create(schema, fields),
+        *_reuse(schema, fields),
+        *_shapes(schema, options),
+        *_lower(schema, options, fields),
     ]
-    if schema.opkind:
-        parts.insert(4, f'    opkind = "{schema.opkind}"')
-    parts += [
-        f"    {name}: {spelled(argument.type, FIELD_TYPES)}"
-        for name, argument in zip(fields, schema.arguments, strict=True)
-    ]
-    parts += ["", *_init(schema, fields)]
-    parts += _create(schema, fields)
-    parts += _reuse(schema, fields)
-    parts += _shapes(schema, options)
-    parts += _lower(schema, options, fields)
     return "\n".join(parts) + "\n"
 
 
@@ -133,21 +111,15 @@ def _parameters(schema: LazySchema) -> list[str]:
 
 def _init(schema: LazySchema, fields: Sequence[str]) -> list[str]:
     params = ["self", *_parameters(schema)]
-    args = _tuple(fields)
-    extra = ""
+    last = []
     if schema.properties.shape is Shape.PRECOMPUTE:
-        params += ([] if "*" in params else ["*"]) + ["shapes: Shapes | None = None"]
-        extra = ", shapes"
+        params += ([] if "*" in params else ["*"]) + ["shapes: t.Shapes | None = None"]
+        last = ["shapes"]
     lines = [signature("def __init__", params, "None", "    ")]
-    lines.append(call("super().__init__", [f"{args}{extra}"], "        "))
+    lines.append(returned("super().__init__", fields, "        ", last=last).replace("return super()", "super()"))
     if schema.properties.shape is Shape.COMPUTE:
         lines.append("        self.shapes()")
     return lines
-
-
-def _tuple(items: Iterable[str]) -> str:
-    listed = list(items)
-    return f"({', '.join(listed)}{',' if len(listed) == 1 else ''})"
 
 
 def _passed(schema: LazySchema, fields: Sequence[str]) -> list[str]:
@@ -162,18 +134,16 @@ def _create(schema: LazySchema, fields: Sequence[str]) -> list[str]:
     if extent is Extent.NONE:
         return []
     if extent is Extent.DECLARED:
-        return ["", *_declared("create", "how such nodes are made")]
-    params = ["cls", "last: Any", *_parameters(schema)]
+        return ["", "    @classmethod", *_declared("create", "cls", "typing.Self", "how such nodes are made")]
     passed = _passed(schema, fields)
-    return [
-        "",
-        "    @classmethod",
-        signature("def create", params, "Self", "    "),
-        '        """The last node of this class if it is the same, else a new one."""',
-        "        if isinstance(last, cls) and " + f"last.can_be_reused({', '.join(passed)}):",
-        "            return last",
-        call("return cls", passed, "        "),
-    ]
+    params = ["cls", "last: t.TypedNode | None", *_parameters(schema)]
+    lines = ["", "    @classmethod", signature("def create", params, "typing.Self", "    ")]
+    lines.append('        """The last node if it is the same, else a new one."""')
+    if schema.properties.reuse is Extent.FULL:
+        lines.append(call("reusable = isinstance(last, cls) and last.can_be_reused", passed, "        "))
+        lines.append("        if reusable and isinstance(last, cls):")
+        lines.append("            return last")
+    return [*lines, call("return cls", passed, "        ")]
 
 
 def _reuse(schema: LazySchema, fields: Sequence[str]) -> list[str]:
@@ -181,37 +151,36 @@ def _reuse(schema: LazySchema, fields: Sequence[str]) -> list[str]:
     if extent is Extent.NONE:
         return []
     if extent is Extent.DECLARED:
-        return ["", *_declared("can_be_reused", "when such a node can be used again")]
-    params = ["self", *_parameters(schema)]
+        return ["", *_declared("can_be_reused", "self", "bool", "when such a node can be used again")]
     return [
         "",
-        signature("def can_be_reused", params, "bool", "    "),
+        signature("def can_be_reused", ["self", *_parameters(schema)], "bool", "    "),
         '        """Whether this node is what a call with these arguments would make."""',
         call("return self.has_args", fields, "        "),
     ]
 
 
-def _declared(name: str, what: str) -> list[str]:
+def _declared(name: str, first: str, returns: str, what: str) -> list[str]:
     return [
-        f"    def {name}(self, *args: object, **kwargs: object) -> bool:",
+        f"    def {name}({first}, *args: object, **kwargs: object) -> {returns}:",
         f'        """Only declared by the YAML: subclass this, and say {what}."""',
-        f'        raise NotImplementedError(f"{{type(self).__name__}}.{name} is only declared")',
+        f'        raise NotImplementedError("{name} is only declared: subclass the node and write it")',
     ]
 
 
 def _shapes(schema: LazySchema, options: NodeOptions) -> list[str]:
     if schema.name not in options.shaped:
         return []
-    from tarry.codegen.schema import function_name
-
-    keyword = [f"{identifier(argument.name)}=types[{k}]" for k, argument in enumerate(schema.arguments) if argument.keyword_only]
     count = len(schema.positional)
-    positional = ["*types"] if not keyword else [f"*types[:{count}]"]
+    keyword = [
+        f"{identifier(argument.name)}=types[{count + k}]" for k, argument in enumerate(schema.keyword_only)
+    ]
+    positional = [f"*types[:{count}]" if keyword else "*types"] if count else []
     return [
         "",
-        "    def compute_shapes(self) -> Shapes:",
+        "    def compute_shapes(self) -> t.Shapes:",
         "        types = self.argument_types()",
-        call(f"return shape_inference.compute_shape_{function_name(schema.name)}", [*positional, *keyword], "        "),
+        call(f"return shape_inference.{shape_name(schema)}", [*positional, *keyword], "        "),
     ]
 
 
@@ -219,8 +188,5 @@ def _lower(schema: LazySchema, options: NodeOptions, fields: Sequence[str]) -> l
     if not options.lowerings or schema.properties.lower is not Extent.FULL:
         return []  # TypedNode.lower_with says that it is the author's to write
     args = [f"context.argument(self.{name})" for name in fields]
-    body = call("return context.builtin", ["self.op", _tuple(args)], "        ")
-    if max(map(len, body.splitlines())) > 120:
-        body = "        args = (\n" + "".join(f"            {arg},\n" for arg in args) + "        )\n"
-        body += "        return context.builtin(self.op, args)"
-    return ["", "    def lower_with(self, context: Lowering) -> Sequence[Any]:", body]
+    body = returned("context.builtin", args, "        ", first=["self.op"])
+    return ["", "    def lower_with(self, context: t.Lowering) -> t.Lowered:", body]

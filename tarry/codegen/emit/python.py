@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import keyword
 from collections.abc import Callable, Iterable, Sequence
 
-from tarry.codegen.model import Base, LazyArgument, LazyType
+from tarry.codegen.model import Base, LazyArgument, LazySchema, LazyType
 
 LINE_LENGTH = 120
 
 # Names of tarry.ir.typed.TypedNode, which fields must not hide.
 _RESERVED = frozenset(
-    "append args argument_types attributes compute_shapes create can_be_reused fields from_node has_args identity "
-    "lower_with node op operands self shapes".split()
+    [
+        *("append", "args", "argument_types", "attributes", "can_be_reused", "compute_shapes", "create", "fields"),
+        *("from_node", "has_args", "identity", "lower_with", "node", "op", "operands", "opkind", "self", "shapes"),
+    ]
 )
 
 
@@ -23,30 +26,26 @@ def identifier(name: str) -> str:
 
 
 FIELD_TYPES = {
-    Base.TENSOR: "Tensor",
-    Base.SCALAR: "Scalar",
+    Base.TENSOR: "t.Tensor",
+    Base.SCALAR: "t.Scalar",
     Base.SYMINT: "int",
     Base.INT: "int",
-    Base.FLOAT: "Float",
+    Base.FLOAT: "t.Float",
     Base.BOOL: "bool",
     Base.STR: "str",
     Base.DTYPE: "torch.dtype",
     Base.LAYOUT: "torch.layout",
-    Base.DEVICE: "Device",
+    Base.DEVICE: "t.Device",
     Base.MEMORY_FORMAT: "torch.memory_format",
-    Base.GENERATOR: "Generator",
+    Base.GENERATOR: "t.Generator",
 }
-"""What a node's field holds: see tarry.ir.typed."""
+"""What a node's field holds. `t` is tarry.ir.typed: a module's name hides no class, whatever classes there are."""
 
-SHAPE_TYPES = {
-    **FIELD_TYPES,
-    Base.TENSOR: "TensorType",
-    Base.SCALAR: "Scalar",
-}
+SHAPE_TYPES = {**FIELD_TYPES, Base.TENSOR: "t.TensorType"}
 """What a shape function is given."""
 
 DATA_TYPES = {
-    **{base: "Any" for base in (Base.TENSOR,)},
+    Base.TENSOR: "Any",
     Base.SCALAR: "Number",
     Base.SYMINT: "int",
     Base.INT: "int",
@@ -131,18 +130,14 @@ def signature(head: str, params: Sequence[str], returns: str, indent: str = "") 
     if len(one) <= LINE_LENGTH:
         return one
     inner = f"{indent}    {', '.join(params)}"
-    if len(inner) <= LINE_LENGTH and not _has_trailing_comma(params):
+    if len(inner) <= LINE_LENGTH:
         return f"{indent}{head}(\n{inner}\n{indent}) -> {returns}:"
     listed = "".join(f"{indent}    {param},\n" for param in params)
     return f"{indent}{head}(\n{listed}{indent}) -> {returns}:"
 
 
-def _has_trailing_comma(params: Sequence[str]) -> bool:
-    return False if not params else params[-1].endswith(",")
-
-
 def call(head: str, args: Sequence[str], indent: str = "") -> str:
-    """`head(args)`, on several lines where one is too short."""
+    """`head(args)`, on several lines where one is too short. `head` may begin with `return`."""
     one = f"{indent}{head}({', '.join(args)})"
     if len(one) <= LINE_LENGTH:
         return one
@@ -184,11 +179,73 @@ def docstring(text: str, indent: str = "    ") -> str:
     return "\n".join(lines) + '"""'
 
 
+def tuple_of(items: Iterable[str]) -> str:
+    """A tuple display."""
+    listed = list(items)
+    return f"({', '.join(listed)}{',' if len(listed) == 1 else ''})"
+
+
+def returned(head: str, items: Sequence[str], indent: str, first: Sequence[str] = (), last: Sequence[str] = ()) -> str:
+    """`return head(*first, (items), *last)`, with the tuple on lines of its own where it is long."""
+    one = call(f"return {head}", [*first, tuple_of(items), *last], indent)
+    if max(map(len, one.splitlines())) <= LINE_LENGTH:
+        return one
+    return f"{assigned('args', items, indent)}\n" + call(f"return {head}", [*first, "args", *last], indent)
+
+
+def needs_torch(schemas: Iterable[LazySchema], *more: Base) -> bool:
+    """Whether types or defaults of some schemas are spelled with `torch.`."""
+    bases = {Base.DTYPE, Base.LAYOUT, Base.MEMORY_FORMAT, *more}
+    return any(argument.type.base in bases for schema in schemas for argument in schema.arguments)
+
+
+def table(name: str, type_: str, rows: Iterable[tuple[str, str]], summary: str) -> str:
+    """A dictionary from strings to names, with its docstring."""
+    lines = []
+    for key, value in rows:
+        one = f'    "{key}": {value},'
+        lines.append(one if len(one) <= LINE_LENGTH else f'    "{key}": (\n        {value}\n    ),')
+    body = "\n".join(["{", *lines, "}"]) if lines else "{}"
+    return f'{name}: {type_} = {body}\n"""{summary}"""\n'
+
+
 def strings(names: Iterable[str]) -> list[str]:
     return [f'"{name}"' for name in names]
 
 
-def header(command: str, summary: str, rules: Sequence[str] = ()) -> str:
-    """The first lines of a generated module. `rules` are lint rules that generated names cannot keep."""
-    noqa = "".join(f"# ruff: noqa: {rule}\n" for rule in rules)
-    return f"# Generated. Do not edit: change the YAML, then run\n#   {command}\n{noqa}{summary}\n"
+def header(
+    command: str,
+    summary: str,
+    schemas: Iterable[LazySchema] = (),
+    functions: Iterable[str] = (),
+    *,
+    fields: bool = False,
+) -> str:
+    """The first lines of a generated module; `fields` says that it has classes with the arguments as fields.
+
+    Arguments have the names of the schema, and functions those of the operator: where these break a rule of the linter
+    (a capital letter, the name of a builtin), the module says so.
+    """
+    names = {identifier(argument.name) for schema in schemas for argument in schema.arguments}
+    rules = []
+    if any(hasattr(builtins, name) for name in functions):
+        rules.append("A001")
+    if any(hasattr(builtins, name) for name in names):
+        rules.append("A002")
+    if any(name != name.lower() for name in names):
+        rules.append("N803")
+    if fields and any(name != name.lower() and name[0].islower() for name in names):
+        rules.append("N815")
+    noqa = f"# ruff: noqa: {', '.join(rules)}\n" if rules else ""
+    return f"# Generated. Do not edit: change the YAML, then run\n{_comment(command)}\n{noqa}{docstring(summary, '')}\n"
+
+
+def _comment(command: str) -> str:
+    """A command as a comment that a shell could read, in lines that are not too long."""
+    lines, current = [], "#  "
+    for word in command.split(" "):
+        if len(current) + len(word) + 3 > LINE_LENGTH and current != "#  ":
+            lines.append(f"{current} \\")
+            current = "#    "
+        current += f" {word}"
+    return "\n".join([*lines, current])

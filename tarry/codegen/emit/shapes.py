@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tarry.codegen.emit.python import SHAPE_TYPES, call, docstring, header, identifier, parameters, signature
-from tarry.codegen.model import Base, LazySchema, Shape
+from tarry.codegen.emit.python import (
+    SHAPE_TYPES,
+    docstring,
+    header,
+    identifier,
+    needs_torch,
+    parameters,
+    returned,
+    signature,
+)
+from tarry.codegen.model import LazySchema, Shape
 from tarry.codegen.schema import function_name
 
 
@@ -15,7 +24,7 @@ def shape_name(schema: LazySchema) -> str:
 
 def shape_signature(schema: LazySchema) -> str:
     """The line to paste: from the types of tensors, and everything else as it is, to the types of the results."""
-    return signature(f"def {shape_name(schema)}", parameters(schema.arguments, SHAPE_TYPES), "Shapes")
+    return signature(f"def {shape_name(schema)}", parameters(schema.arguments, SHAPE_TYPES), "t.Shapes")
 
 
 def has_shape_function(schema: LazySchema) -> bool:
@@ -27,31 +36,20 @@ def emit_shapes(owed: Sequence[LazySchema], own: Sequence[LazySchema], command: 
     """The module of stubs. An ATen operator's stub asks PyTorch's meta kernel, which many have that torchgen does not
     know of; where there is none, and for nodes of the author's own, it says what to write."""
     schemas = [*owed, *own]
-    bases = {argument.type.base for schema in schemas for argument in schema.arguments}
-    names = sorted(
-        name
-        for name, base in {
-            "Device": Base.DEVICE, "Float": Base.FLOAT, "Generator": Base.GENERATOR, "Scalar": Base.SCALAR
-        }.items()
-        if base in bases
-    )  # fmt: skip
-    needs_torch = bases & {Base.DTYPE, Base.LAYOUT, Base.MEMORY_FORMAT}
+    summary = (
+        "Shape functions of operators that torchgen knows no meta kernel of. To write them yourself, copy this file "
+        "and pass it with --shape-inference-path."
+    )
     lines = [
-        header(
-            command,
-            '"""Shape functions that PyTorch\'s generator has no meta kernel for. To write them yourself, copy this file and\n'
-            'pass it with --shape-inference-path.\n"""',
-            ["A002  (arguments have the names of the schema)"],
-        ),
+        header(command, summary, schemas),
         "from __future__ import annotations",
         "",
-        *(["import torch", ""] if needs_torch else []),
+        *(["import torch", ""] if needs_torch(schemas) else []),
+        "from tarry.ir import typed as t",
         *(["from tarry.ir.infer import infer_types"] if owed else []),
-        *(["from tarry.ir.layout import TensorType"] if Base.TENSOR in bases else []),
-        f"from tarry.ir.typed import {', '.join([*names, 'Shapes'])}",
         "",
         "",
-        "\n\n".join(_stub(schema, schema in owed) for schema in schemas),
+        "\n\n".join(_stub(schema, schema.is_native) for schema in schemas),
     ]
     return "\n".join(lines)
 
@@ -59,11 +57,7 @@ def emit_shapes(owed: Sequence[LazySchema], own: Sequence[LazySchema], command: 
 def _stub(schema: LazySchema, is_native: bool) -> str:
     names = [identifier(argument.name) for argument in schema.arguments]
     if is_native:
-        listed = f"({', '.join(names)}{',' if len(names) == 1 else ''})"
-        body = call("return infer_types", [f'"{schema.qualified_name}"', listed], "    ")
-        if max(map(len, body.splitlines())) > 120:
-            body = "    args = (\n" + "".join(f"        {name},\n" for name in names) + "    )\n"
-            body += f'    return infer_types("{schema.qualified_name}", args)'
+        body = returned("infer_types", names, "    ", first=[f'"{schema.qualified_name}"'])
     else:
         body = f'    raise NotImplementedError("write {shape_name(schema)}")'
     return f"{shape_signature(schema)}\n{docstring(schema.text)}\n{body}\n"
