@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -48,7 +47,7 @@ class EntryReader:
         for item in source.items(node):
             position = self.document.at(item)
             if source.is_text(item):
-                yield from self._names(item.value, position)
+                yield from self._names(item, position)
             elif source.is_mapping(item):
                 yield from self._detailed(item, position)
             elif source.is_null(item):
@@ -63,19 +62,12 @@ class EntryReader:
             else:
                 self.error(position, f"expected an operator, found {source.describe(item)}")
 
-    def _names(self, text: str, position: Position) -> Iterator[Entry]:
-        """One operator; or several that YAML has joined, since the lines after the first are indented further."""
-        parts = re.split(r"\s+-\s+", text)
-        if len(parts) > 1:
-            line = position.line + 1
-            self.error(
-                Position(position.path, line, _indentation(self.document.line(line)) + 1),
-                f"this entry of {self.section} is indented further than the one before, so YAML reads both as one: "
-                f"{_short(text)!r}",
-                "Let every `- ` of the list begin in the same column.",
-            )
-        for part in parts:
-            yield self._entry(part, position, silent=len(parts) > 1)
+    def _names(self, item: Any, position: Position) -> Iterator[Entry]:
+        joined = source.joined(self.document, item)
+        if joined is not None:
+            self.problems.append(joined.problem)
+        for name in [item.value] if joined is None else joined.parts:
+            yield self._entry(name, position, silent=joined is not None)
 
     def _entry(
         self, name: str, position: Position, details: Mapping[str, bool] | None = None, *, silent: bool = False
@@ -90,19 +82,18 @@ class EntryReader:
 
     def _detailed(self, item: Any, position: Position) -> Iterator[Entry]:
         """`- mul.out: {structured: true}`, or the details beside the name instead of below it."""
-        details: dict[str, bool] = {}
-        names: list[tuple[str, Position]] = []
+        beside: dict[str, bool] = {}
+        names: list[tuple[str, Position, dict[str, bool]]] = []
         for key, value in source.pairs(item):
             at = self.document.at(key)
             if not source.is_text(key):
                 self.error(at, f"expected an operator, found {source.describe(key)}")
             elif key.value in DETAILS:
-                self._detail(key.value, value, at, details)
+                self._detail(key.value, value, at, beside)
             elif source.is_mapping(value):
-                names.append((key.value, at))
-                self._details(value, details)
+                names.append((key.value, at, self._details(value)))
             elif source.is_null(value):
-                names.append((key.value, at))
+                names.append((key.value, at, {}))
                 if len(item.value) == 1:
                     self.error(at, f"{key.value} ends in a colon, but no details follow", "Remove the colon.")
             else:
@@ -112,12 +103,13 @@ class EntryReader:
                     f"An operator's details are: {', '.join(DETAILS)}.",
                 )
         if len(names) > 1:
-            listed = ", ".join(name for name, _ in names)
+            listed = ", ".join(name for name, _, _ in names)
             self.error(position, f"one entry names several operators: {listed}", "Write a `- ` before each.")
-        for name, at in names:
-            yield self._entry(name, at, details)
+        for name, at, below in names:
+            yield self._entry(name, at, {**below, **beside})
 
-    def _details(self, node: Any, details: dict[str, bool]) -> None:
+    def _details(self, node: Any) -> dict[str, bool]:
+        details: dict[str, bool] = {}
         for key, value in source.pairs(node):
             at = self.document.at(key)
             if source.is_text(key) and key.value in DETAILS:
@@ -127,6 +119,7 @@ class EntryReader:
             near = difflib.get_close_matches(str(name), DETAILS, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"An operator's details are: {', '.join(DETAILS)}."
             self.error(at, f"unknown detail {name!r}", hint)
+        return details
 
     def _detail(self, name: str, value: Any, at: Position, details: dict[str, bool]) -> None:
         switch = source.boolean(value)
@@ -140,11 +133,3 @@ class EntryReader:
 
 def _did_you_mean(near: tuple[str, ...]) -> str:
     return f"Did you mean {' or '.join(near)}?" if near else "native_functions.yaml of torch has all names."
-
-
-def _indentation(line: str) -> int:
-    return len(line) - len(line.lstrip())
-
-
-def _short(text: str) -> str:
-    return text if len(text) < 60 else f"{text[:57]}..."

@@ -123,6 +123,10 @@ class _Entry:
             return NON_NATIVE_PROPERTIES
         chosen: dict[tuple[str, ...], str] = {}
         for item in source.items(node):
+            joined = source.joined(self.document, item) if source.is_text(item) else None
+            if joined is not None:
+                self.problems.append(joined.problem)
+                continue
             name = item.value if source.is_text(item) else ""
             group = next((group for group in PROPERTY_GROUPS if name in group), None)
             if group is None:

@@ -149,6 +149,7 @@ class _Reader:
         elif key == Section.FULL_CODEGEN and source.is_text(value) and value.value == "*":
             self.values["every leaf"] = self.document.at(value)
         elif not source.is_list(value):
+            self.values["incomplete"] = True
             self.error(
                 self._place(key_node, value),
                 f'"{key}" is a list, found {source.describe(value)}',
@@ -269,6 +270,8 @@ class _Reader:
                 )
 
     def _check_symint(self) -> None:
+        if "incomplete" in self.values:
+            return  # what a list that is none would have named is not known
         listed = {entry.name for section in Section if section != Section.SYMINT for entry in self.entries[section]}
         # What a mistyped entry was meant to be is not missing: the one mistake has been reported.
         meant = {name for entries in self.entries.values() for entry in entries for name in entry.meant}

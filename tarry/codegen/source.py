@@ -96,6 +96,11 @@ def _syntax_problem(path: Path, text: str, error: yaml.YAMLError) -> Problem:
             Position(str(path), *tab), "this line is indented with a tab, which YAML does not allow", "Use spaces."
         )
     hint = "Check the indentation: all entries of a list begin in the same column."
+    misplaced = _misplaced_entry(lines, line)
+    if misplaced:
+        dashed = lines[misplaced[0] - 1].lstrip().startswith("-")
+        wrong = "is not indented like its neighbours" if dashed else "lacks its `- `"
+        return Problem(Position(str(path), *misplaced), f"this entry {wrong}", hint)
     if re.search(r":\s*\S+.*:\s", lines[line - 1] if line <= len(lines) else ""):
         hint = "A text with ': ' in it has to be in quotes."
     return Problem(Position(str(path), line, column), f"this is not YAML: {what or str(error).splitlines()[0]}", hint)
@@ -108,6 +113,59 @@ def _tab_in_indentation(lines: list[str], near: int) -> tuple[int, int] | None:
             if indentation and "\t" in indentation[0]:
                 return number, indentation[0].index("\t") + 1
     return None
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Several entries of a list that YAML reads as one text, and the mistake that makes it do so."""
+
+    parts: list[str]
+    problem: Problem
+
+
+def joined(document: Document, node: Any) -> Joined | None:
+    """Whether a text is several entries: the lines after its first begin further to the right, or without a `- `."""
+    first, last = node.start_mark.line + 1, node.end_mark.line + 1
+    following = [number for number in range(first + 1, last + 1) if _content(document.line(number))]
+    if not following or not re.search(r"\s", node.value):
+        return None
+    parts = [part for part in re.split(r"\s+(?:-\s+)?", node.value) if part]
+    dashed = [number for number in following if _content(document.line(number)).startswith("-")]
+    if dashed:
+        # Where many lines agree and the first differs, the first is the one that is misplaced.
+        line = first if len(dashed) > 1 else dashed[0]
+        message = "this entry is not indented like its neighbours, so YAML reads them as one text"
+        hint = "Let every `- ` of the list begin in the same column."
+    else:
+        line = following[0]
+        message = f"this line lacks its `- `, so YAML reads it as a part of {parts[0]!r}, the entry before"
+        hint = f"Write `- {_content(document.line(line))}`."
+    text = document.line(line)
+    position = Position(str(document.path), line, len(text) - len(text.lstrip()) + 1)
+    return Joined(parts, Problem(position, message, hint))
+
+
+def _content(line: str) -> str:
+    """A line without its indentation and comment."""
+    return re.sub(r"(^|\s)#.*", "", line).strip()
+
+
+def _misplaced_entry(lines: list[str], near: int) -> tuple[int, int] | None:
+    """The entry of a list, at or just before a line, that begins in another column than the entries around it, or not
+    with a `- `."""
+    before = lines[near - 2] if near > 1 else ""
+    if re.fullmatch(r" *[\w.]+", before) and re.match(r" *- ", lines[near - 1] if near <= len(lines) else ""):
+        return near - 1, len(before) - len(before.lstrip()) + 1
+    columns = {}
+    for number in range(max(1, near - 4), min(len(lines), near + 4) + 1):
+        entry = re.match(r"( *)- ", lines[number - 1])
+        if entry:
+            columns[number] = len(entry[1]) + 1
+    if not columns:
+        return None
+    usual = max(set(columns.values()), key=list(columns.values()).count)
+    odd = [number for number, column in columns.items() if column != usual and near - 1 <= number <= near]
+    return (odd[0], columns[odd[0]]) if len(odd) == 1 else None
 
 
 # ---- looking at nodes
