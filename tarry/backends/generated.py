@@ -19,6 +19,7 @@ import torch
 from tarry.backends.base import Backend, PythonNumber, Run
 from tarry.ir.graph import HERE, Graph, Node, Number, Value, map_leaves
 from tarry.ir.infer import fresh_results
+from tarry.ir.layout import TensorType
 from tarry.ir.operators import operator, overload
 from tarry.passes.foreach import single, unroll_foreach
 
@@ -35,6 +36,9 @@ class GeneratedBackend(Backend):
     autograd: ClassVar[Mapping[str, Kernel]] = {}
     """Functions of tensors that replace PyTorch's autograd of an operator while this is the backend in use."""
 
+    decomposed: ClassVar[Sequence[str]] = ()
+    """Operators ("_log_softmax") to be taken apart by PyTorch's recipes besides those that are no core operators."""
+
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
         self.kernels: dict[str, Kernel] = {
@@ -49,6 +53,10 @@ class GeneratedBackend(Backend):
         """Carry out an operator for which nobody wrote a kernel. Here: PyTorch's own, on the real device."""
         return self.to_data_all(overload(op)(*self.to_tensor_all(args), **kwargs))
 
+    def result(self, data: Any, type_: TensorType) -> Any:
+        """What a kernel returned, as data of exactly the dtype and sizes of a type. Here: as it is."""
+        return data
+
     # ---- the contract
 
     def supports(self, node: Node) -> bool:
@@ -56,12 +64,12 @@ class GeneratedBackend(Backend):
         return self._kernel_name(node.op) in self.kernels and not node.kept and node.seed is None
 
     def decompositions(self) -> Mapping[str, Callable[..., Any]]:
-        """PyTorch's recipes into core operators."""
-        return _recipes()
+        """PyTorch's recipes into core operators, and those of `decomposed`."""
+        return _recipes(tuple(self.decomposed))
 
     def compile(self, graph: Graph) -> Run:
         graph = unroll_foreach(graph)
-        steps = [_Step(node, self.kernels[node.op], self.device) for node in graph.nodes]
+        steps = [_Step(node, self.kernels[node.op], self) for node in graph.nodes]
         for step, dropped in zip(steps, _last_reads(graph), strict=True):
             step.drops = dropped
 
@@ -110,10 +118,11 @@ class GeneratedBackend(Backend):
 class _Step:
     """One node, ready to run: which arguments are positional, what they resolve to."""
 
-    def __init__(self, node: Node, kernel: Kernel, device: str) -> None:
+    def __init__(self, node: Node, kernel: Kernel, backend: GeneratedBackend) -> None:
         self.node = node
         self.kernel = kernel
-        self.device = torch.device(device)
+        self.device = torch.device(backend.device)
+        self.finish = backend.result
         self.drops: Sequence[Value] = ()
         arguments = operator(node.op).arguments
         count = sum(not argument.kwarg_only for argument in arguments)
@@ -136,7 +145,7 @@ class _Step:
         kwargs = {name: resolve(arg) for name, arg in self.keyword.items()}
         result = self.kernel(*args, **kwargs)
         made = zip(self.node.outputs, fresh_results(self.node.op, result), strict=True)
-        values.update((value, data) for value, data in made if value is not None)
+        values.update((value, self.finish(data, value.type)) for value, data in made if value is not None)
         for value in self.drops:
             del values[value]
 
@@ -161,10 +170,12 @@ def _last_reads(graph: Graph) -> list[list[Value]]:
 
 
 @functools.cache
-def _recipes() -> Mapping[str, Callable[..., Any]]:
-    from torch._decomp import core_aten_decompositions
+def _recipes(more: tuple[str, ...]) -> Mapping[str, Callable[..., Any]]:
+    from torch._decomp import core_aten_decompositions, get_decompositions
 
-    return {found.name(): recipe for found, recipe in core_aten_decompositions().items()}
+    found = dict(core_aten_decompositions())
+    found.update(get_decompositions([getattr(torch.ops.aten, name) for name in more]))
+    return {chosen.name(): recipe for chosen, recipe in found.items() if isinstance(chosen, torch._ops.OpOverload)}
 
 
 @contextmanager

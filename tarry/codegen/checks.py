@@ -70,12 +70,16 @@ def check_kernels(
     return problems
 
 
-def check_shapes(functions: Functions, schemas: Iterable[LazySchema], position: Position) -> list[Problem]:
+def check_shapes(
+    functions: Functions, schemas: Iterable[LazySchema], positions: Mapping[str, Position]
+) -> list[Problem]:
     """A problem for each shape function that is missing, or takes other arguments than its operator has."""
     problems: list[Problem] = []
     for schema in schemas:
         what = f"the shape function of {schema.name}"
-        problems += _check(functions, shape_name(schema), schema, what, shape_signature(schema), position)
+        paste = f"from tarry.ir import typed as t\n{shape_signature(schema)}"
+        position = positions.get(schema.name, Position(str(functions.path)))
+        problems += _check(functions, shape_name(schema), schema, what, paste, position)
     return problems
 
 

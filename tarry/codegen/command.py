@@ -12,17 +12,11 @@ from typing import TextIO
 from tarry.codegen import output
 from tarry.codegen.checks import Functions, check_kernels, check_shapes, module_name
 from tarry.codegen.emit.coverage import Coverage, emit_coverage
-from tarry.codegen.emit.kernels import (
-    KernelSpec,
-    Registrations,
-    emit_declarations,
-    emit_kernels,
-    emit_registrations,
-)
+from tarry.codegen.emit.kernels import KernelSpec, emit_backend, emit_declarations, emit_kernels, emit_written
 from tarry.codegen.emit.listing import backend_listing, emit_table, to_json
-from tarry.codegen.emit.nodes import NodeOptions, emit_nodes
+from tarry.codegen.emit.nodes import NodeOptions, emit_node_base, emit_nodes
 from tarry.codegen.emit.python import header
-from tarry.codegen.emit.shapes import emit_shapes, has_shape_function
+from tarry.codegen.emit.shapes import emit_shape_imports, emit_shapes, has_shape_function
 from tarry.codegen.model import Backend, LazySchema, Position, Problem
 from tarry.codegen.natives import natives, torch_version
 from tarry.codegen.op_table import OpEntry, recorder_rules
@@ -31,11 +25,13 @@ from tarry.codegen.reading import read_backend
 
 FILES = (
     "__init__.py",
+    "node_base.py",
     "nodes.py",
     "non_native_nodes.py",
     "shape_inference.py",
     "kernels.py",
     "declarations.py",
+    "written.py",
     "backend.py",
     "operators.json",
     "COVERAGE.md",
@@ -100,8 +96,9 @@ def generate(options: Options) -> Result:
     return result
 
 
-def run(options: Options, out: TextIO = sys.stdout, err: TextIO = sys.stderr) -> int:
+def run(options: Options) -> int:
     """Run the command; returns its exit code: 0, or 1 if something is wrong or, with --check, stale."""
+    out, err = sys.stdout, sys.stderr
     result = generate(options)
     for problem in result.problems:
         print(problem, file=err)
@@ -190,7 +187,7 @@ class _Generation:
         if self.shapes is not None:
             problems += self.shapes.problems
             if self.shapes.readable:
-                problems += check_shapes(self.shapes, [*self.owed, *self.own], Position(str(self.shapes.path)))
+                problems += check_shapes(self.shapes, [*self.owed, *self.own], positions)
         if not re.fullmatch(r"[A-Za-z_][\w-]*", self.name or "_"):
             where = Position("--backend-name")
             problems.append(Problem(where, f"{self.name!r} is not a name", "Use letters, digits, '_' and '-'."))
@@ -207,24 +204,31 @@ class _Generation:
         if self.backend.non_native:
             summary = "Nodes that are no ATen operators."
             made["non_native_nodes.py"] = emit_nodes(self.backend.non_native, self._node_options(self.own), summary)
-        if self.shapes is None and (self.owed or self.own):
-            made["shape_inference.py"] = emit_shapes(self.owed, self.own, command)
+        if self.options.node_base:
+            made["node_base.py"] = emit_node_base(self.options.node_base, command)
+        if self.owed or self.own:
+            made["shape_inference.py"] = self._shape_module()
         generated, written = self._kernels()
+        autograd = self.plan.autograd if self.impl is not None else ()
         made["kernels.py"] = emit_kernels(generated, command)
         made["declarations.py"] = emit_declarations([*self.plan.written, *self.plan.autograd], command)
-        made["backend.py"] = emit_registrations(
-            Registrations(
-                self.backend, self.name, self._class_name(), written, self.plan.autograd, self._impl_module(), command
-            )
-        )
+        module = module_name(self.impl.path) if self.impl is not None and (written or autograd) else ""
+        made["written.py"] = emit_written(written, autograd, module, command)
+        made["backend.py"] = emit_backend(self.name, self._class_name(), self.backend.source.name, command)
         made["operators.json"] = emit_table(self._rows(), torch_version(), command)
         made["COVERAGE.md"] = emit_coverage(self._coverage(written), command)
         return made
 
     def _node_options(self, shaped: list[LazySchema]) -> NodeOptions:
-        module = ".shape_inference" if self.shapes is None else module_name(self.shapes.path)
         names = frozenset(schema.name for schema in shaped)
-        return NodeOptions(self.options.command, self.options.gen_ts_lowerings, self.options.node_base, module, names)
+        return NodeOptions(self.options.command, self.options.gen_ts_lowerings, bool(self.options.node_base), names)
+
+    def _shape_module(self) -> str:
+        """The author's shape functions, or stubs of them."""
+        command = self.options.command
+        if self.shapes is None:
+            return emit_shapes(self.owed, self.own, command)
+        return emit_shape_imports([*self.owed, *self.own], module_name(self.shapes.path), command)
 
     def _kernels(self) -> tuple[list[KernelSpec], list[KernelSpec]]:
         """Generated and written kernels: one that is to be generated, but the author has, is the author's."""
@@ -233,9 +237,6 @@ class _Generation:
         given = [spec for spec in self.plan.generated if spec.function in self.impl.defined]
         generated = [spec for spec in self.plan.generated if spec not in given]
         return generated, sorted([*self.plan.written, *given], key=lambda spec: spec.schema.name)
-
-    def _impl_module(self) -> str:
-        return "" if self.impl is None else module_name(self.impl.path)
 
     def _class_name(self) -> str:
         return "".join(part[:1].upper() + part[1:] for part in re.split(r"[_-]", self.name)) + "Backend"

@@ -56,6 +56,7 @@ class RecorderRules:
     `overwrites`."""
 
     kernels: frozenset[str]
+    outside_graphs: frozenset[str]
     decompose: frozenset[str]
     leaves: frozenset[str]
     unsupported: tuple[str, ...]
@@ -139,6 +140,7 @@ def recorder_rules() -> RecorderRules:
     recorder = content["recorder"]
     return RecorderRules(
         kernels=frozenset(content["supported"]),
+        outside_graphs=frozenset(recorder["outside_graphs"]),
         decompose=frozenset(recorder["decompose"]),
         leaves=frozenset(recorder["leaves"]),
         unsupported=tuple(recorder["unsupported"]),

@@ -11,13 +11,6 @@ from tarry.codegen.natives import Natives, natives
 from tarry.codegen.op_table import Kind, RecorderRules, recorder_rules
 from tarry.codegen.schema import Rejected, native_schema
 
-# Operators that tarry's recorder deals with before a backend sees them, with what becomes of them there.
-_BEFORE_BACKENDS = {
-    Kind.KERNEL: "tarry carries it out itself",
-    Kind.DECOMPOSE: "PyTorch decomposes it before a backend sees it",
-    Kind.UNSUPPORTED: "tarry has no tensors of its layout",
-}
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -56,17 +49,25 @@ class _Planner:
     def _kernels(self, operators: Iterable[BackendOperator]) -> dict[str, KernelSpec]:
         found: dict[str, KernelSpec] = {}
         for operator in operators:
-            kind = self.rules.kind(self.natives.by_name[operator.name])
-            if kind in _BEFORE_BACKENDS:
-                self.never_called[operator.name] = _BEFORE_BACKENDS[kind]
-                continue
             schema = self._pure(operator)
-            if schema is None:
-                self.never_called[operator.name] = "it has no pure form, so it runs on the real device"
+            reason = self._why_never(operator.name, schema)
+            if schema is None or reason:
+                self.never_called[operator.name] = reason
                 continue
             listed = found[schema.name].listed if schema.name in found else ()
             found[schema.name] = KernelSpec(schema, (*listed, operator.name))
         return found
+
+    def _why_never(self, name: str, pure: LazySchema | None) -> str:
+        """Why an operator never reaches a backend; empty if it may."""
+        function = self.natives.by_name[name]
+        if name in self.rules.outside_graphs:
+            return "tarry carries it out itself"
+        if self.rules.kind(function) is Kind.UNSUPPORTED:
+            return "tarry has no tensors of its layout"
+        if self.rules.kind(function) is Kind.DECOMPOSE and function.has_composite_implicit_autograd_kernel:
+            return "PyTorch decomposes it before a backend sees it"
+        return "it has no pure form, so it runs on the real device" if pure is None else ""
 
     def _pure(self, operator: BackendOperator) -> LazySchema | None:
         """The schema of the operator that graphs have."""

@@ -153,9 +153,11 @@ def _content(line: str) -> str:
 def _misplaced_entry(lines: list[str], near: int) -> tuple[int, int] | None:
     """The entry of a list, at or just before a line, that begins in another column than the entries around it, or not
     with a `- `."""
-    before = lines[near - 2] if near > 1 else ""
-    if re.fullmatch(r" *[\w.]+", before) and re.match(r" *- ", lines[near - 1] if near <= len(lines) else ""):
-        return near - 1, len(before) - len(before.lstrip()) + 1
+    top = min(near, len(lines))
+    while top > 1 and re.match(r" *- ", lines[top - 1]):
+        top -= 1
+    if top < near and re.fullmatch(r" *[\w.]+", lines[top - 1].partition("#")[0].rstrip()):
+        return top, len(lines[top - 1]) - len(lines[top - 1].lstrip()) + 1
     columns = {}
     for number in range(max(1, near - 4), min(len(lines), near + 4) + 1):
         entry = re.match(r"( *)- ", lines[number - 1])

@@ -19,7 +19,7 @@ import torch
 
 from tarry.errors import IRError
 from tarry.ir.graph import Arg, GraphBuilder, Here, Node, Number, Site, Value, leaves, map_leaves, typed
-from tarry.ir.infer import infer
+from tarry.ir.infer import output_types
 from tarry.ir.layout import TensorType
 
 __all__ = [
@@ -133,7 +133,7 @@ class TypedNode:
 
     def compute_shapes(self) -> Shapes:
         """Find the types of the outputs; a node without a meta kernel overrides it."""
-        return infer(self.op, self.args)
+        return output_types(self.op, self.args)
 
     def argument_types(self) -> tuple[Any, ...]:
         """The arguments with the type of each value in its place: what a shape function is given."""

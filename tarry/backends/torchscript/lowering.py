@@ -106,8 +106,12 @@ class TSLoweringContext(LoweringContext[JitValue]):
     # ---- nodes
 
     def lower_node(self, node: Node) -> None:
-        self._node = node
+        self.begin(node)
         super().lower_node(node)
+
+    def begin(self, node: Node) -> None:
+        """Say which node is being lowered: errors name it, and its outputs tell the lengths of lists."""
+        self._node = node
 
     def emit(self, node: Node, args: tuple[Any, ...]) -> Sequence[JitValue | None]:
         if node.seed is not None:
@@ -147,6 +151,11 @@ class TSLoweringContext(LoweringContext[JitValue]):
         tensor = self._one("aten::to.dtype", exact, dtypes.pop(), False, False, None)
         op, rest = _FOREACH_NUMBERS[op]
         return op, (tensors, tensor, *rest)
+
+    def builtin(self, op: str, args: tuple[Any, ...]) -> list[JitValue | None]:
+        """Append an operator that TorchScript knows, given all its arguments; returns its fresh results. Generated
+        lowerings end here (tarry.ir.typed)."""
+        return self._call(op, args)
 
     def _one(self, op: str, *args: Any) -> JitValue:
         """Append an operator with one result."""

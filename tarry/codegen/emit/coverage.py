@@ -61,16 +61,16 @@ def emit_coverage(made: Coverage, command: str) -> str:
 def _status(entry: OpEntry, made: Coverage) -> str:
     name = entry.name.removeprefix("aten::")
     pure = made.functional.get(name, name)
+    if pure in made.kernels and not entry.dynamic:
+        return "native"
     if entry.kind in (Kind.KERNEL, Kind.VIEW):
-        return "native" if name in made.kernels else "recorder"
+        return "recorder"
     if entry.kind is Kind.DECOMPOSE:
         return "decomposes"
     if entry.kind is Kind.UNSUPPORTED:
         return "missing"
     if entry.dynamic:
         return "data-dependent"
-    if pure in made.kernels:
-        return "native"
     return "declared" if pure in made.unwritten else "falls back"
 
 

@@ -17,7 +17,7 @@ from tarry.codegen.emit.python import (
     spelled,
     table,
 )
-from tarry.codegen.model import Backend, Base, LazySchema
+from tarry.codegen.model import Base, LazySchema
 from tarry.codegen.schema import function_name
 
 
@@ -134,9 +134,13 @@ def emit_declarations(specs: Sequence[KernelSpec], command: str) -> str:
         ),
         "from __future__ import annotations",
         "",
-        *_typing(["Any"] * _any(specs) + ["Protocol"] + ["TypeAlias"] * _uses(specs, Base.SCALAR)),
+        "from collections.abc import Callable",
+        "from typing import Any, Protocol, TypeAlias",
+        "",
         *(["import torch", ""] if _needs_torch(specs) else []),
-        *(["Number: TypeAlias = int | float | complex", ""] if _uses(specs, Base.SCALAR) else []),
+        "Kernel: TypeAlias = Callable[..., Any]",
+        *(["Number: TypeAlias = int | float | complex"] if _uses(specs, Base.SCALAR) else []),
+        "",
         "",
         "class HandWritten(Protocol):",
         '    """Kernels take and return the backend\'s data, autograd functions take and return tensors."""',
@@ -157,62 +161,53 @@ def _declaration(spec: KernelSpec) -> str:
     return f"{head}\n{docstring(spec.summary, '        ')}\n        ...\n"
 
 
-@dataclass(frozen=True)
-class Registrations:
-    """What the module that makes the backend says. `impl_module` is the author's, importable by that name."""
-
-    backend: Backend
-    name: str
-    class_name: str
-    written: Sequence[KernelSpec]
-    autograd: Sequence[KernelSpec]
-    impl_module: str
-    command: str
-
-
-def emit_registrations(made: Registrations) -> str:
-    """The module with the backend's class, its tables and `register()`."""
-    has_module = bool(made.impl_module) and bool(made.written or made.autograd)
+def emit_written(written: Sequence[KernelSpec], autograd: Sequence[KernelSpec], module: str, command: str) -> str:
+    """The module that takes the author's functions from where they are; without a module there are none."""
     lines = [
-        header(made.command, f"The backend `{made.name}`: `register()` makes it known to `tarry.set_backend`."),
+        header(command, "Functions that you wrote, by operator."),
         "from __future__ import annotations",
         "",
-        "import tarry",
-        "from tarry.backends.generated import GeneratedBackend, Kernel",
-        "",
-        *(_impl_import(made.impl_module) if has_module else []),
-        "from .kernels import KERNELS",
-        *(["from .declarations import HandWritten"] if has_module else []),
-        "",
+        *([*_impl_import(module), "", "from .declarations import HandWritten, Kernel", ""] if module else []),
+        *(["_: HandWritten = kernels  # the type checker compares them", ""] if module else []),
+        *([] if module else ["from .declarations import Kernel", ""]),
+        _table("WRITTEN", written, "Kernels, from data to data."),
+        _table("AUTOGRAD", autograd, "Autograd functions, from tensors to tensors."),
     ]
-    if has_module:
-        lines += ["_written: HandWritten = kernels  # the type checker compares them", ""]
-    lines += [
-        _table("WRITTEN", made.written if has_module else (), "Kernels that you wrote."),
-        _table("AUTOGRAD", made.autograd if has_module else (), "Functions of the operators under autograd."),
-        "",
-        f"class {made.class_name}(GeneratedBackend):",
-        f'    """Made of {made.backend.source.name}. Subclass it to say where data live and what `builtin` does."""',
-        "",
-        f'    name = "{made.name}"',
-        "    generated = KERNELS",
-        "    written = WRITTEN",
-        "    autograd = AUTOGRAD",
-        "",
-        "",
-        f"def register(backend: type[GeneratedBackend] = {made.class_name}) -> None:",
-        f'    """Make the backend, or a subclass of it, known as `{made.name}`."""',
-        f'    tarry.register_backend("{made.name}", backend)',
-        "",
-    ]
-    return "\n".join(lines)
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def emit_backend(name: str, class_name: str, yaml_name: str, command: str) -> str:
+    """The module with the backend's class and `register()`."""
+    return f'''\
+{header(command, f"The backend `{name}`: `register()` makes it known to `tarry.set_backend`.")}
+from __future__ import annotations
+
+import tarry
+from tarry.backends.generated import GeneratedBackend
+
+from .kernels import KERNELS
+from .written import AUTOGRAD, WRITTEN
+
+
+class {class_name}(GeneratedBackend):
+    """Made of {yaml_name}. Subclass it to say where data live and what `builtin` does."""
+
+    name = "{name}"
+    generated = KERNELS
+    written = WRITTEN
+    autograd = AUTOGRAD
+
+
+def register(backend: type[GeneratedBackend] = {class_name}) -> None:
+    """Make the backend, or a subclass of it, known as `{name}`."""
+    tarry.register_backend("{name}", backend)
+'''
 
 
 def _impl_import(module: str) -> list[str]:
     parent, _, name = module.rpartition(".")
-    if not parent:
-        return [f"import {name} as kernels" if name != "kernels" else "import kernels", ""]
-    return [f"from {parent} import {name} as kernels" if name != "kernels" else f"from {parent} import kernels", ""]
+    alias = "" if name == "kernels" else " as kernels"
+    return [f"from {parent} import {name}{alias}" if parent else f"import {name}{alias}"]
 
 
 def _table(name: str, specs: Sequence[KernelSpec], summary: str) -> str:

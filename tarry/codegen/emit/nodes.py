@@ -26,13 +26,12 @@ from tarry.codegen.model import Extent, LazySchema, Shape
 
 @dataclass(frozen=True)
 class NodeOptions:
-    """`base` is "module:Class" of the author's base class, or empty; `shape_module` is where shape functions are, and
-    `shaped` are the operators that have one."""
+    """`own_base`: there is a module `node_base` with the author's base class. `shaped` are the operators that have a
+    function in the module `shape_inference`."""
 
     command: str
     lowerings: bool = False
-    base: str = ""
-    shape_module: str = ""
+    own_base: bool = False
     shaped: frozenset[str] = frozenset()
 
 
@@ -61,27 +60,24 @@ def _imports(schemas: Sequence[LazySchema], options: NodeOptions) -> list[str]:
     lines = ["from __future__ import annotations", ""]
     if any(schema.properties.create is Extent.FULL for schema in schemas):
         lines += ["import typing", ""]
-    third = ["import torch"] if needs_torch(schemas) else []
-    module, _, name = options.base.partition(":")
-    if name:
-        third.append(f"from {module} import {name} as NodeBase")
-    lines += [*third, ""] if third else []
+    lines += ["import torch", ""] if needs_torch(schemas) else []
     lines.append("from tarry.ir import typed as t")
-    if any(schema.name in options.shaped for schema in schemas):
-        lines += ["", _shape_import(options.shape_module)]
-    return lines
+    relative = ["from . import shape_inference"] if any(schema.name in options.shaped for schema in schemas) else []
+    relative += ["from .node_base import NodeBase"] if options.own_base and schemas else []
+    return lines + (["", *relative] if relative else [])
 
 
-def _shape_import(module: str) -> str:
-    parent, _, name = module.rpartition(".")
-    alias = "" if name == "shape_inference" else " as shape_inference"
-    if module.startswith("."):
-        return f"from . import {name}{alias}"
-    return f"from {parent} import {name}{alias}" if parent else f"import {name}{alias}"
+def emit_node_base(base: str, command: str) -> str:
+    """The module that takes the author's base class, "module:Class", from where it is."""
+    module, _, name = base.partition(":")
+    return (
+        f"{header(command, 'The base class of nodes.')}\n"
+        f"from __future__ import annotations\n\nfrom {module} import {name} as NodeBase\n\n__all__ = [\"NodeBase\"]\n"
+    )
 
 
 def _class(schema: LazySchema, options: NodeOptions) -> str:
-    base = "NodeBase" if options.base else "t.TypedNode"
+    base = "NodeBase" if options.own_base else "t.TypedNode"
     fields = [identifier(argument.name) for argument in schema.arguments]
     parts = [f"class {schema.class_name}({base}):", docstring(schema.text), "", f'    op = "{schema.qualified_name}"']
     if schema.opkind:

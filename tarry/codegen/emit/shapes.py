@@ -61,3 +61,14 @@ def _stub(schema: LazySchema, is_native: bool) -> str:
     else:
         body = f'    raise NotImplementedError("write {shape_name(schema)}")'
     return f"{shape_signature(schema)}\n{docstring(schema.text)}\n{body}\n"
+
+
+def emit_shape_imports(schemas: Sequence[LazySchema], module: str, command: str) -> str:
+    """The module that takes the author's shape functions from where they are."""
+    names = sorted(shape_name(schema) for schema in schemas)
+    listed = "".join(f"    {name},\n" for name in names)
+    exported = "".join(f'    "{name}",\n' for name in names)
+    return (
+        f"{header(command, 'Shape functions.')}\n"
+        f"from __future__ import annotations\n\nfrom {module} import (\n{listed})\n\n__all__ = [\n{exported}]\n"
+    )
