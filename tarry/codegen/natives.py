@@ -95,8 +95,8 @@ def dispatch_keys() -> list[str]:
 
 
 def torch_version() -> str:
-    """The version of the installed torch, without importing it."""
+    """The version of the installed torch, without importing it, and without what it was built for (+cpu, +cu130)."""
     try:
-        return metadata.version("torch")
+        return metadata.version("torch").partition("+")[0]
     except metadata.PackageNotFoundError:
         return "unknown"

@@ -16,6 +16,7 @@ _RESERVED = frozenset(
     [
         *("append", "args", "argument_types", "attributes", "can_be_reused", "compute_shapes", "create", "fields"),
         *("from_node", "has_args", "identity", "lower_with", "node", "op", "operands", "opkind", "self", "shapes"),
+        *("backend", "builder", "context", "t"),  # parameters and modules of what is generated around them
     ]
 )
 
