@@ -19,6 +19,7 @@ from tarry.codegen.model import (
     Section,
     ShapeFunction,
 )
+from tarry.codegen.naming import with_distinct_names
 from tarry.codegen.natives import Natives, dispatch_keys, natives
 from tarry.codegen.non_native import read_non_native
 from tarry.codegen.op_table import Kind, recorder_rules
@@ -319,7 +320,7 @@ class _Reader:
             cpp_namespace=self.values.get("cpp_namespace", ""),
             class_name=self.values.get("class_name") or f"{name}NativeFunctions",
             operators=tuple(operators),
-            nodes=_with_distinct_names(_nodes(operators)),
+            nodes=with_distinct_names(_nodes(operators)),
             non_native=tuple(replace(schema, namespace=namespace) for schema in self.non_native),
             shape_functions=tuple(self._shape_functions(operators)),
             autograd_key=f"Autograd{name}" if self.entries[Section.AUTOGRAD] else None,
@@ -393,21 +394,3 @@ def _nodes(operators: Iterable[BackendOperator]) -> list[LazySchema]:
         if operator.section in (Section.FULL_CODEGEN, Section.IR_GEN):
             made.setdefault(operator.name, operator.schema)
     return list(made.values())
-
-
-def _with_distinct_names(nodes: list[LazySchema]) -> tuple[LazySchema, ...]:
-    """Nodes with class names of their own. PyTorch's generator gives `add.Tensor` and `add_.Tensor` the same one, which
-    its C++ compiler then refuses; the pure operator keeps it."""
-    taken: dict[str, str] = {}
-    plainest = sorted(nodes, key=lambda node: (node.variant != "functional", node.name.startswith("_"), node.name))
-    for node in plainest:
-        base = node.name.partition(".")[0]
-        candidates = [node.class_name]
-        if base.endswith("_") and not base.endswith("__"):
-            candidates.append(f"{node.class_name}InPlace")
-        if base.startswith("_"):
-            candidates.append(f"Private{node.class_name}")
-        candidates += [f"{node.class_name}{count}" for count in range(2, len(nodes) + 2)]
-        chosen = next(name for name in candidates if name not in taken.values())
-        taken[node.name] = chosen
-    return tuple(replace(node, class_name=taken[node.name]) for node in nodes)

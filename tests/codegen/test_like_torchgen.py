@@ -110,3 +110,18 @@ def test_functions_of_operators_have_names_of_their_own() -> None:
     names = [function_name(name) for name in natives().by_name]
     assert len(names) == len(set(names))
     assert all(name.isidentifier() for name in names)
+
+
+def test_operators_that_torchgen_gives_the_same_class_have_classes_of_their_own(tmp_path: Path) -> None:
+    text = """\
+backend: Lazy
+cpp_namespace: x
+full_codegen: [add.Tensor, add_.Tensor, _softmax, softmax.int, _unique, _adaptive_avg_pool2d, adaptive_avg_pool2d]
+"""
+    names = {node.name: node.class_name for node in load_backend(write(tmp_path, text)).nodes}
+    assert names["add.Tensor"] == "AddTensor"
+    assert names["add_.Tensor"] == "AddTensorInPlace"
+    assert names["adaptive_avg_pool2d"] == "AdaptiveAvgPool2d"
+    assert names["_adaptive_avg_pool2d"] == "PrivateAdaptiveAvgPool2d"
+    assert names["_softmax"] == "Softmax"
+    assert len(set(names.values())) == len(names)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from tarry.backends.torchscript import types
 from tarry.codegen.emit.torchscript import jit_type
 from tarry.codegen.natives import natives
 from tarry.codegen.op_table import RULES_FILE, Kind, load_table, make_table, recorder_rules
-from tarry.codegen.own import _lowered
+from tarry.codegen.own import _lowered, own_modules
 from tarry.codegen.reading import load_backend
 from tarry.ir.operators import TARRY_OPERATORS, overload
 from tarry.ir.typed import TypedNode
@@ -120,3 +122,15 @@ def test_without_a_place_to_write_lowering_goes_by_schemas(monkeypatch: pytest.M
     finally:
         tarry.set_backend("eager")
         lowering._generated_lowering.cache_clear()
+
+
+@pytest.mark.slow
+def test_what_is_generated_for_every_leaf_passes_the_linter(tmp_path: Path) -> None:
+    """All two thousand operators that tarry records: whatever names, types and defaults schemas have."""
+    pytest.importorskip("ruff")
+    for name, text in own_modules().items():
+        (tmp_path / name).write_text(text)
+    config = Path(__file__).parent.parent.parent / "pyproject.toml"
+    command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--config", str(config), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]

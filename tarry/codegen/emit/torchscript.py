@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tarry.codegen.emit.python import call, docstring, header, identifier, signature, table
+from tarry.codegen.emit.python import LINE_LENGTH, call, docstring, header, identifier, signature, table
 from tarry.codegen.model import Base, LazySchema, LazyType
 from tarry.codegen.schema import function_name
 
@@ -63,12 +63,20 @@ def _lowering(schema: LazySchema) -> str:
     returns = [f"jit_types.{jit_type(ret)}" for ret in schema.returns]
     kind = schema.qualified_name.partition(".")[0]
     body = call("return builder.node", [f'"{kind}"', _list(operands), _list(returns)], "    ")
-    if max(map(len, body.splitlines())) > 120:
-        listed = "".join(f"        {operand},\n" for operand in operands)
-        body = f"    operands = [\n{listed}    ]\n"
-        body += call("return builder.node", [f'"{kind}"', "operands", _list(returns)], "    ")
+    if max(map(len, body.splitlines())) > LINE_LENGTH:
+        body = f"{_assigned('operands', operands)}\n{_assigned('returns', returns)}\n"
+        body += f'    return builder.node("{kind}", operands, returns)'
     return f"{head}\n{docstring(schema.text)}\n{body}\n"
 
 
 def _list(items: Sequence[str]) -> str:
     return f"[{', '.join(items)}]"
+
+
+def _assigned(name: str, items: Sequence[str]) -> str:
+    """A list with a name, on as many lines as it takes."""
+    one = f"    {name} = {_list(items)}"
+    if len(one) <= LINE_LENGTH:
+        return one
+    listed = "".join(f"        {item},\n" for item in items)
+    return f"    {name} = [\n{listed}    ]"
