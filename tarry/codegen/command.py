@@ -72,15 +72,11 @@ class Options:
 
 @dataclass
 class Result:
-    """What a run found. `files` is empty where there are errors."""
+    """What a run found. `files` is empty where there are problems."""
 
     problems: list[Problem] = field(default_factory=list)
     backend: Backend | None = None
     files: dict[Path, str] = field(default_factory=dict)
-
-    @property
-    def failed(self) -> bool:
-        return any(not problem.is_warning for problem in self.problems)
 
 
 def generate(options: Options) -> Result:
@@ -91,7 +87,7 @@ def generate(options: Options) -> Result:
         return result
     work = _Generation(options, backend)
     result.problems = sorted([*problems, *work.check()], key=lambda problem: problem.position)
-    if not result.failed and options.output_dir is not None:
+    if not result.problems and options.output_dir is not None:
         result.files = {options.output_dir / name: text for name, text in work.files().items()}
     return result
 
@@ -102,8 +98,8 @@ def run(options: Options) -> int:
     result = generate(options)
     for problem in result.problems:
         print(problem, file=err)
-    if result.failed or result.backend is None:
-        count = sum(not problem.is_warning for problem in result.problems)
+    if result.problems or result.backend is None:
+        count = len(result.problems)
         print(f"{count} error{'s' if count > 1 else ''}; nothing was written", file=err)
         return 1
     if options.json:

@@ -28,17 +28,15 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake: where it is, what is wrong, and what to write instead. A warning does not stop the generator."""
+    """One mistake: where it is, what is wrong, and what to write instead."""
 
     position: Position
     message: str
     hint: str = ""
-    is_warning: bool = False
 
     def __str__(self) -> str:
-        kind = "warning" if self.is_warning else "error"
         hint = "".join(f"\n    {line}" for line in self.hint.splitlines())
-        return f"{self.position}: {kind}: {self.message}{hint}"
+        return f"{self.position}: error: {self.message}{hint}"
 
 
 class Base(StrEnum):
@@ -301,7 +299,6 @@ class Backend:
     extra_headers: str | None = None
     use_out_as_primary: bool = False
     device_guard: bool = False
-    warnings: tuple[Problem, ...] = ()
 
     def of(self, *sections: Section) -> Iterator[BackendOperator]:
         """The operators of some sections, in the order of the YAML."""

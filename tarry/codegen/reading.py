@@ -56,9 +56,8 @@ class BackendYamlError(Exception):
 def load_backend(path: str | Path) -> Backend:
     """Read and check a backend's YAML against the installed torch. Raises BackendYamlError with all its mistakes."""
     backend, problems = read_backend(Path(path))
-    errors = [problem for problem in problems if not problem.is_warning]
-    if backend is None or errors:
-        raise BackendYamlError(errors)
+    if backend is None or problems:
+        raise BackendYamlError(problems)
     return backend
 
 
@@ -233,7 +232,7 @@ class _Reader:
         for section, entries in self.entries.items():
             first: dict[str, Entry] = {}
             for entry in entries:
-                if entry.name in first:
+                if entry.function is not None and entry.name in first:
                     line = first[entry.name].position.line
                     self.error(entry.position, f"{entry.name} is listed twice under {section}; first in line {line}")
                 first.setdefault(entry.name, entry)
