@@ -14,11 +14,17 @@ tests() { # tests MARKER-EXPRESSION; a tier without tests is not a failure
   "$python" -m pytest -n 2 -q -m "$1" || { local code=$?; [ $code -eq 5 ] || return $code; }
 }
 
+generated() ( # fails if the generated files of the example are stale
+  cd docs/examples/numpy_device
+  "$python" -m tarry.codegen --source-yaml device.yaml --output-dir generated --impl-path numpy_kernels.py \
+    --backend-name numpy --check
+)
+
 for check in "${@:-lint types native fast slow}"; do
   for name in $check; do
     echo "== $name"
     case $name in
-      lint) "$python" -m ruff check . ;;
+      lint) "$python" -m ruff check . && generated ;;
       types) "$python" -m mypy ;;
       native) "$python" -m tarry.native ;;
       fast) tests "not slow" ;;

@@ -7,23 +7,37 @@ Move a program to `device="tarry"`; it is recorded, compiled and run a step at a
 
 from __future__ import annotations
 
-from tarry import events, metrics
-from tarry._api import (
-    add_step_closure,
-    explain,
-    get_backend,
-    graph,
-    mark_step,
-    register_backend,
-    set_backend,
-    sync,
-    wait,
-)
-from tarry.backends.base import Backend, Capabilities, Computation
-from tarry.backends.lowering import LoweringContext
-from tarry.config import config
-from tarry.custom_ops.declare import custom_op
-from tarry.errors import Unsupported
+import sys
+from typing import TYPE_CHECKING
+
+
+def _is_codegen() -> bool:
+    """Whether this import is the first step of `python -m tarry.codegen`, which needs neither torch nor the device.
+
+    Python runs a package's `__init__` before a module in it. Until it has found that module, `sys.argv[0]` is "-m", and
+    the module's name stands in `sys.orig_argv` before the arguments that both have.
+    """
+    return sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].removeprefix("-m") == "tarry.codegen"
+
+
+if TYPE_CHECKING or not _is_codegen():
+    from tarry import events, metrics
+    from tarry._api import (
+        add_step_closure,
+        explain,
+        get_backend,
+        graph,
+        mark_step,
+        register_backend,
+        set_backend,
+        sync,
+        wait,
+    )
+    from tarry.backends.base import Backend, Capabilities, Computation
+    from tarry.backends.lowering import LoweringContext
+    from tarry.config import config
+    from tarry.custom_ops.declare import custom_op
+    from tarry.errors import Unsupported
 
 __version__ = "0.1.0"
 

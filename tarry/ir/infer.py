@@ -6,12 +6,13 @@ The recorder has already done this for every recorded node. Passes need it for t
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import torch
 
 from tarry.errors import IRError
-from tarry.ir.graph import HERE, Number, Value, map_leaves, typed
+from tarry.ir.graph import HERE, Number, Value, leaves, map_leaves, typed
 from tarry.ir.layout import TensorType
 from tarry.ir.operators import TARRY_OPERATORS, depends_on_schemas, operator, overload
 
@@ -86,3 +87,17 @@ def _infer(request: _Call) -> tuple[TensorType | None, ...]:
     except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
         raise IRError(f"{request.op}: PyTorch cannot type this call: {error}") from error
     return tuple(None if item is None else TensorType.of(item) for item in fresh_results(request.op, result))
+
+
+
+def output_types(op: str, args: tuple[Any, ...]) -> tuple[TensorType | None, ...]:
+    """The types of all outputs of a node: its fresh results, then what it writes, which keeps its type."""
+    written = [leaf.type for k in operator(op).written for leaf in leaves(args[k]) if isinstance(leaf, Value)]
+    return (*infer(op, args), *written)
+
+
+def infer_types(op: str, args: tuple[Any, ...]) -> tuple[TensorType | None, ...]:
+    """As `output_types`, of arguments that have types in place of values: what a shape function is given."""
+    ids = itertools.count()
+    values = map_leaves(args, lambda leaf: Value(next(ids), leaf) if isinstance(leaf, TensorType) else leaf)
+    return output_types(op, values)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
 
+from tarry import generated
 from tarry.backends.base import Computation
 from tarry.backends.lowering import LoweringContext
 from tarry.backends.torchscript import jit
 from tarry.backends.torchscript.jit import JitBuilder, JitGraph, JitValue
 from tarry.backends.torchscript.program import Program
 from tarry.backends.torchscript.writes import SCATTERS, Writes, plan_writes, writing_form
+from tarry.codegen.shards import shard
 from tarry.errors import Unsupported
 from tarry.ir.graph import HERE, Graph, Node, Number, Value
 from tarry.ir.layout import VIEW_RULES, TensorType, is_injective, memory_order
@@ -40,6 +44,13 @@ def draws(node: Node) -> bool:
     if draws_nothing(node.op, node.args):
         return False
     return node.seed is not None or any(isinstance(arg, Number) and arg.kind == "seed" for arg in node.args)
+
+
+@functools.cache
+def _generated_lowering(op: str) -> FunctionType | None:
+    """The function that appends an ATen operator, from the modules that tarry generates for itself."""
+    module = generated.module(f"torchscript_{shard(op)}") if op.startswith("aten::") else None
+    return None if module is None else module.LOWERINGS.get(op)
 
 
 class TSLoweringContext(LoweringContext[JitValue]):
@@ -119,8 +130,12 @@ class TSLoweringContext(LoweringContext[JitValue]):
     # ---- nodes
 
     def lower_node(self, node: Node) -> None:
-        self._node = node
+        self.begin(node)
         super().lower_node(node)
+
+    def begin(self, node: Node) -> None:
+        """Say which node is being lowered: errors name it, and its outputs tell the lengths of lists."""
+        self._node = node
 
     def emit(self, node: Node, args: tuple[Any, ...]) -> Sequence[JitValue | None]:
         if node.seed is not None and draws(node):
@@ -161,25 +176,41 @@ class TSLoweringContext(LoweringContext[JitValue]):
         op, rest = _FOREACH_NUMBERS[op]
         return op, (tensors, tensor, *rest)
 
+    def builtin(self, op: str, args: tuple[Any, ...]) -> list[JitValue | None]:
+        """Append an operator that TorchScript knows, given all its arguments; returns its fresh results. Generated
+        lowerings end here (tarry.ir.typed)."""
+        return self._call(op, args)
+
     def _one(self, op: str, *args: Any) -> JitValue:
         """Append an operator with one result."""
         return self._append(op, args).output()
 
     def _append(self, op: str, args: Sequence[Any]) -> Any:
-        schema = jit.schema(overload(op))
-        operands = [
-            self.builder.operand(arg, argument.type) for arg, argument in zip(args, schema.arguments, strict=True)
-        ]
-        made = self.builder.node(op.partition(".")[0], operands, [ret.type for ret in schema.returns])
+        lowering = _generated_lowering(op)
+        if lowering is None or lowering.__code__.co_argcount != len(args) + 1:  # a malformed node is told so there
+            made = self._append_by_schema(op, args)
+        else:
+            made = lowering(self.builder, *args)
         try:
             found = jit.matched_operator(made)
         except RuntimeError as error:
             raise Unsupported(self._node, f"TorchScript does not know it: {str(error).splitlines()[0]}") from error
         if found != op:
             raise Unsupported(self._node, f"TorchScript takes it for {found}")
-        for index in operator(op).written:
-            self.builder.keep_list(operands[index])
+        written = operator(op).written
+        if written:
+            operands = list(made.inputs())
+            for index in written:
+                self.builder.keep_list(operands[index])
         return made
+
+    def _append_by_schema(self, op: str, args: Sequence[Any]) -> Any:
+        """What a generated lowering does, for an operator that has none: a custom one."""
+        schema = jit.schema(overload(op))
+        operands = [
+            self.builder.operand(arg, argument.type) for arg, argument in zip(args, schema.arguments, strict=True)
+        ]
+        return self.builder.node(op.partition(".")[0], operands, [ret.type for ret in schema.returns])
 
     def _call(self, op: str, args: tuple[Any, ...]) -> list[JitValue | None]:
         """Append an operator; returns its fresh results."""

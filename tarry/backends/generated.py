@@ -1,0 +1,188 @@
+"""The base of backends that `python -m tarry.codegen` generates: an operator is a kernel, a step is kernels in order.
+
+A kernel is a function from the backend's data to the backend's data. Those of `full_codegen` are generated and end in
+`builtin`, which the author overrides to say how an operator of PyTorch's is carried out in general; those of
+`supported` the author writes one by one. Graphs are pure, so kernels are: an in-place operator's kernel is that of its
+functional form.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, TypeAlias
+
+import torch
+
+from tarry.backends.base import Backend, PythonNumber, Run
+from tarry.ir.graph import HERE, Graph, Node, Number, Value, map_leaves
+from tarry.ir.infer import fresh_results
+from tarry.ir.layout import TensorType
+from tarry.ir.operators import operator, overload
+from tarry.passes.foreach import single, unroll_foreach
+
+Kernel: TypeAlias = Callable[..., Any]
+
+
+class GeneratedBackend(Backend):
+    """A backend made of kernels, by the names that operators have in graphs ("aten::add.Tensor")."""
+
+    generated: ClassVar[Mapping[str, Kernel]] = {}
+    """Kernels of `full_codegen`: called with the backend, then the operator's arguments."""
+    written: ClassVar[Mapping[str, Kernel]] = {}
+    """Kernels of `supported`: called with the operator's arguments."""
+    autograd: ClassVar[Mapping[str, Kernel]] = {}
+    """Functions of tensors that replace PyTorch's autograd of an operator while this is the backend in use."""
+
+    decomposed: ClassVar[Sequence[str]] = ()
+    """Operators ("_log_softmax") to be taken apart by PyTorch's recipes besides those that are no core operators."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        self.kernels: dict[str, Kernel] = {
+            **{name: functools.partial(kernel, self) for name, kernel in self.generated.items()},
+            **self.written,
+        }
+        self._library: Any = None
+
+    # ---- what an author overrides
+
+    def builtin(self, op: str, *args: Any, **kwargs: Any) -> Any:
+        """Carry out an operator for which nobody wrote a kernel. Here: PyTorch's own, on the real device."""
+        return self.to_data_all(overload(op)(*self.to_tensor_all(args), **kwargs))
+
+    def result(self, data: Any, type_: TensorType) -> Any:
+        """What a kernel returned, as data of exactly the dtype and sizes of a type. Here: as it is."""
+        return data
+
+    # ---- the contract
+
+    def supports(self, node: Node) -> bool:
+        # One that writes needs copies, and one that draws from the device's generator needs that generator.
+        return self._kernel_name(node.op) in self.kernels and not node.kept and node.seed is None
+
+    def decompositions(self) -> Mapping[str, Callable[..., Any]]:
+        """PyTorch's recipes into core operators, and those of `decomposed`."""
+        return _recipes(tuple(self.decomposed))
+
+    def compile(self, graph: Graph) -> Run:
+        graph = unroll_foreach(graph)
+        steps = [_Step(node, self.kernels[node.op], self) for node in graph.nodes]
+        for step, dropped in zip(steps, _last_reads(graph), strict=True):
+            step.drops = dropped
+
+        def run(inputs: list[Any], numbers: list[PythonNumber]) -> list[Any]:
+            values: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
+            for step in steps:
+                step(values, numbers)
+            return [values[value] for value in graph.outputs]
+
+        return run
+
+    def setup(self) -> None:
+        """Register the autograd functions. They hold for the device, so they go when another backend comes."""
+        if self.autograd:
+            self._library = torch.library.Library("aten", "IMPL")
+            for name, function in self.autograd.items():
+                self._library.impl(name.removeprefix("aten::"), function, "AutogradPrivateUse1")
+
+    def teardown(self) -> None:
+        if self._library is not None:
+            self._library._destroy()  # checked on torch 2.11 and 2.13; there is no public way
+            self._library = None
+
+    # ---- helpers
+
+    def to_tensor_all(self, args: Any) -> Any:
+        """Arguments with tensors of the real device in place of the backend's data."""
+        if isinstance(args, tuple | list):
+            return type(args)(self.to_tensor_all(item) for item in args)
+        return self.to_tensor(args) if self.is_data(args) else args
+
+    def to_data_all(self, results: Any) -> Any:
+        """Results with the backend's data in place of tensors."""
+        if isinstance(results, tuple | list):
+            return [self.to_data_all(item) for item in results]
+        return self.to_data(results) if isinstance(results, torch.Tensor) else results
+
+    def is_data(self, arg: Any) -> bool:
+        """Whether an argument of a kernel is the backend's data rather than a number or an option."""
+        return isinstance(arg, torch.Tensor)
+
+    def _kernel_name(self, op: str) -> str:
+        return op if op in self.kernels else single(op) or op if op.startswith("aten::_foreach_") else op
+
+
+class _Step:
+    """One node, ready to run: which arguments are positional, what they resolve to."""
+
+    def __init__(self, node: Node, kernel: Kernel, backend: GeneratedBackend) -> None:
+        self.node = node
+        self.kernel = kernel
+        self.device = torch.device(backend.device)
+        self.finish = backend.result
+        self.drops: Sequence[Value] = ()
+        arguments = operator(node.op).arguments
+        count = sum(not argument.kwarg_only for argument in arguments)
+        self.positional = node.args[:count]
+        self.keyword = {argument.name: arg for argument, arg in zip(arguments[count:], node.args[count:], strict=True)}
+
+    def __call__(self, values: dict[Value, Any], numbers: list[PythonNumber]) -> None:
+        def leaf(item: Any) -> Any:
+            if isinstance(item, Value):
+                return values[item]
+            if isinstance(item, Number):
+                return self._number(item, numbers[item.index])
+            return self.device if item is HERE else item
+
+        def resolve(arg: Any) -> Any:
+            made = map_leaves(arg, leaf)
+            return list(made) if isinstance(made, tuple) else made
+
+        args = [resolve(arg) for arg in self.positional]
+        kwargs = {name: resolve(arg) for name, arg in self.keyword.items()}
+        result = self.kernel(*args, **kwargs)
+        made = zip(self.node.outputs, fresh_results(self.node.op, result), strict=True)
+        values.update((value, self.finish(data, value.type)) for value, data in made if value is not None)
+        for value in self.drops:
+            del values[value]
+
+    def _number(self, number: Number, value: PythonNumber) -> Any:
+        return torch.Generator(self.device).manual_seed(int(value.real)) if number.kind == "seed" else value
+
+
+def _last_reads(graph: Graph) -> list[list[Value]]:
+    """For each node, the values that nothing needs after it."""
+    left = Counter(value for node in graph.nodes for value in set(node.operands))
+    kept = set(graph.outputs)
+    dropped: list[list[Value]] = []
+    for node in graph.nodes:
+        gone = []
+        for value in dict.fromkeys(node.operands):
+            left[value] -= 1
+            if left[value] == 0 and value not in kept:
+                gone.append(value)
+        gone += [value for value in node.results if not left[value] and value not in kept]
+        dropped.append(gone)
+    return dropped
+
+
+@functools.cache
+def _recipes(more: tuple[str, ...]) -> Mapping[str, Callable[..., Any]]:
+    from torch._decomp import core_aten_decompositions, get_decompositions
+
+    found = dict(core_aten_decompositions())
+    found.update(get_decompositions([getattr(torch.ops.aten, name) for name in more]))
+    return {chosen.name(): recipe for chosen, recipe in found.items() if isinstance(chosen, torch._ops.OpOverload)}
+
+
+@contextmanager
+def below_autograd() -> Iterator[None]:
+    """Within the block, operators go straight to the backend: for an autograd function that calls its own operator."""
+    guard = torch._C._AutoDispatchBelowAutograd()  # checked on torch 2.11 and 2.13
+    try:
+        yield
+    finally:
+        del guard

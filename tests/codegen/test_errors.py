@@ -1,0 +1,248 @@
+"""A mistake in a YAML is one error, at its line, that says what to write instead; and all come in one run."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tarry.codegen.model import Problem
+from tarry.codegen.reading import BackendYamlError, load_backend, read_backend
+from tests.codegen.yamls import PLAIN, SMALL, write
+
+HEAD = "backend: XLA\ncpp_namespace: mine\n"
+
+# What is wrong, the file, and of each error its line, column and some words of message and hint.
+CASES: dict[str, tuple[str, list[tuple[int, int, str]]]] = {
+    "empty": ("", [(1, 1, "the file is empty")]),
+    "only comments": ("# nothing\n\n", [(1, 1, "the file is empty")]),
+    "a list": ("- abs\n- add.Tensor\n", [(1, 1, "expected a mapping with the keys of a backend, found a list")]),
+    "a text": ("abs\n", [(1, 1, "expected a mapping")]),
+    "not YAML": (HEAD + "supported: [abs\nautograd: [\n", [(4, 9, "this is not YAML")]),
+    "a tab": (HEAD + "supported:\n\t- abs\n", [(4, 1, "indented with a tab.*Use spaces")]),
+    "a control character": (HEAD + "supported:\n  - a\x00bs\n", [(4, 6, "this is not YAML")]),
+    "unclosed quote": (HEAD + "supported:\n  - 'abs\n", [(5, 1, "this is not YAML")]),
+    "mistyped key": (HEAD + "suported:\n  - abs\n", [(3, 1, 'unknown key "suported".*Did you mean "supported"')]),
+    "mistyped key, its contents": (
+        HEAD + "suported:\n  - abss\n",
+        [(3, 1, 'unknown key "suported"'), (4, 5, "no operator 'abss'.*Did you mean abs")],
+    ),
+    "key with a dash": (HEAD + "full-codegen:\n  - abs\n", [(3, 1, 'Did you mean "full_codegen"')]),
+    "unknown key": (HEAD + "colour: red\n", [(3, 1, 'unknown key "colour".*The keys are: backend, cpp_namespace')]),
+    "key twice": (
+        HEAD + "supported:\n  - abs\nsupported:\n  - neg\n",
+        [(5, 1, '"supported" is there twice; first in line 3')],
+    ),
+    "no backend": ("cpp_namespace: mine\nsupported:\n  - abs\n", [(1, 1, 'the key "backend" is missing')]),
+    "no namespace": ("backend: XLA\nsupported:\n  - abs\n", [(1, 1, 'the key "cpp_namespace" is missing')]),
+    "empty backend": ("backend:\ncpp_namespace: x\n", [(1, 1, '"backend" has no value')]),
+    "backend is a list": ("backend: [XLA]\ncpp_namespace: x\n", [(1, 10, '"backend" is a text, found a list')]),
+    "unknown backend": (
+        "backend: PrivatUse1\ncpp_namespace: x\nsupported: [abs]\n",
+        [(1, 10, "'PrivatUse1' is no dispatch key.*PrivateUse1")],
+    ),
+    "a backend of PyTorch's": (
+        "backend: CPU\ncpp_namespace: x\nsupported: [abs]\n",
+        [(1, 10, "PyTorch has kernels of its own for CPU")],
+    ),
+    "no autograd key": (
+        "backend: Vulkan\ncpp_namespace: x\nautograd:\n  - abs\n",
+        [(4, 5, 'no dispatch key "AutogradVulkan"')],
+    ),
+    "switch": (HEAD + "device_guard: frue\n", [(3, 15, '"device_guard" is true or false, not the text .frue')]),
+    "text for a list": (HEAD + "supported: abs\n", [(3, 12, '"supported" is a list, found the text .abs')]),
+    "mapping for a list": (HEAD + "supported:\n  abs:\n  neg:\n", [(4, 3, '"supported" is a list, found a mapping')]),
+    "list in a list": (HEAD + "supported:\n  - - abs\n    - neg\n", [(4, 5, "an entry of supported is a list")]),
+    "empty entry": (HEAD + "supported:\n  -\n  - abs\n", [(4, 4, "an entry of supported is empty")]),
+    "number": (HEAD + "supported:\n  - 3\n", [(4, 5, "expected an operator, found the number '3'")]),
+    "indented further": (
+        HEAD + "supported:\n  - abs\n    - neg\n  - sin\n",
+        [(5, 5, "not indented like its neighbours")],
+    ),
+    "indented less": (
+        HEAD + "supported:\n - abs\n  - neg\n  - sin\n",
+        [(4, 2, "not indented like its neighbours")],
+    ),
+    "no dash": (HEAD + "supported:\n  - abs\n    neg\n  - sin\n", [(5, 5, "lacks its `- `.*Write `- neg`")]),
+    "colon": (HEAD + "supported:\n  - abs:\n", [(4, 5, "abs ends in a colon")]),
+    "mistyped operator": (
+        HEAD + "supported:\n  - add.Tensr\n",
+        [(4, 5, "no operator 'add.Tensr' in torch.*Did you mean add.Tensor")],
+    ),
+    "overload left out": (HEAD + "supported:\n  - add\n", [(4, 5, "no operator 'add'.*Did you mean add")]),
+    "namespace": (HEAD + "supported:\n  - aten::abs\n", [(4, 5, "no operator 'aten::abs'.*Did you mean abs")]),
+    "capitals": (HEAD + "supported:\n  - ABS\n", [(4, 5, "Did you mean abs")]),
+    "twice in a list": (
+        HEAD + "supported:\n  - abs\n  - neg\n  - abs\n",
+        [(6, 5, "abs is listed twice under supported; first in line 4")],
+    ),
+    "generated and written": (
+        HEAD + "full_codegen:\n  - abs\nsupported:\n  - abs\n",
+        [(6, 5, "abs is under supported and, in line 4, under full_codegen")],
+    ),
+    "two nodes": (
+        HEAD + "full_codegen:\n  - abs\nir_gen:\n  - abs\n",
+        [(6, 5, "abs is under ir_gen and, in line 4, under full_codegen")],
+    ),
+    "forward and autograd": (
+        HEAD + "supported:\n  - abs\nautograd:\n  - abs\n",
+        [(6, 5, "abs is under autograd, and is under supported in line 4")],
+    ),
+    "variants mixed": (
+        HEAD + "supported:\n  - add.Tensor\nautograd:\n  - add.out\n",
+        [(6, 5, "add.out is under autograd, and is a variant of add.Tensor, which is under supported in line 4")],
+    ),
+    "symint unlisted": (HEAD + "supported:\n  - abs\nsymint:\n  - view_copy\n", [(6, 5, "view_copy is under symint")]),
+    "symint of a mistyped operator": (
+        HEAD + "supported:\n  - view_copi\nsymint:\n  - view_copy\n",
+        [(4, 5, "no operator 'view_copi'")],
+    ),
+    "no node": (
+        HEAD + "full_codegen:\n  - record_stream\n",
+        [(4, 5, "record_stream cannot have a node: argument 's' has the type Stream")],
+    ),
+    "unknown detail": (
+        HEAD + "supported:\n  - mul.out:\n      structred: true\n",
+        [(5, 7, "unknown detail 'structred'.*Did you mean 'structured'")],
+    ),
+    "detail is no truth value": (
+        HEAD + "supported:\n  - mul.out:\n      device_guard: 3\n",
+        [(5, 7, "'device_guard' is true or false")],
+    ),
+    "structured needs out as primary": (
+        HEAD + "supported:\n  - mul.out:\n      structured: true\n",
+        [(4, 5, "needs `use_out_as_primary: true`")],
+    ),
+    "not structured": (
+        HEAD + "use_out_as_primary: true\nsupported:\n  - bernoulli:\n      structured: true\n",
+        [(5, 5, "bernoulli is not structured in PyTorch")],
+    ),
+    "meta without structured": (
+        HEAD + "supported:\n  - mul.out: {define_meta: true}\n",
+        [(4, 5, "`define_meta: true` without `structured: true`")],
+    ),
+    "two operators in an entry": (
+        HEAD + "supported:\n  - mul.out: {device_guard: true}\n    add.out: {device_guard: true}\n",
+        [(4, 5, "one entry names several operators: mul.out, add.out")],
+    ),
+    "every leaf": (HEAD + 'full_codegen: "*"\n', [(3, 15, 'needs the key "recorder"')]),
+    "non-native text": (HEAD + "non_native:\n  - cast\n", [(4, 5, "is a mapping with the key `func`")]),
+    "no func": (HEAD + "non_native:\n  - opkind: x\n", [(4, 5, "has no `func`")]),
+    "mistyped func": (
+        HEAD + "non_native:\n  - fnc: cast(Tensor input) -> Tensor\n",
+        [(4, 5, 'unknown key .fnc..*Did you mean "func"')],
+    ),
+    "no schema": (HEAD + "non_native:\n  - func: cast\n", [(4, 11, "`func` is not a schema: 'cast'")]),
+    "schema without returns": (HEAD + "non_native:\n  - func: cast(Tensor x)\n", [(4, 11, "is not a schema")]),
+    "schema with an unknown type": (
+        HEAD + "non_native:\n  - func: cast(Tensr x) -> Tensor\n",
+        [(4, 11, "is not a schema: 'cast.*Tensr")],
+    ),
+    "schema with other spaces": (
+        HEAD + "non_native:\n  - func: cast(Tensor x,int y) -> Tensor\n",
+        [(4, 11, r"Write `cast\(Tensor x, int y\) -> Tensor`|is not a schema")],
+    ),
+    "non-native twice": (
+        HEAD + "non_native:\n  - func: cast(Tensor x) -> Tensor\n  - func: cast(Tensor y) -> Tensor\n",
+        [(5, 5, "makes a second class Cast; the first is of cast in line 4")],
+    ),
+    "unknown property": (
+        HEAD + "non_native:\n  - func: cast(Tensor x) -> Tensor\n    properties:\n      - ShapeComput\n",
+        [(6, 9, "unknown property 'ShapeComput'.*Did you mean ShapeCompute")],
+    ),
+    "properties are a text": (
+        HEAD + "non_native:\n  - func: cast(Tensor x) -> Tensor\n    properties: ShapeCompute\n",
+        [(5, 17, "`properties` is a list")],
+    ),
+    "opkind is a list": (
+        HEAD + "non_native:\n  - func: cast(Tensor x) -> Tensor\n    opkind: [a]\n",
+        [(5, 13, "`opkind` is a text")],
+    ),
+}
+for _one, _other in (
+    ("Lower", "LowerDeclOnly"),
+    ("CanBeReused", "CanBeReusedDeclOnly"),
+    ("CreateFn", "CreateFnDeclOnly"),
+    ("ShapePrecompute", "ShapeCompute"),
+    ("ShapeCache", "ShapeCompute"),
+):
+    CASES[f"{_one} and {_other}"] = (
+        HEAD + f"non_native:\n  - func: a(Tensor x) -> Tensor\n    properties: [{_one}, {_other}]\n",
+        [(5, 20 + len(_one), f"the property {_other} contradicts {_one}")],
+    )
+
+
+def _errors(folder: Path, text: str) -> list[Problem]:
+    return read_backend(write(folder, text))[1]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_mistake_is_one_error_with_its_place(case: str, tmp_path: Path) -> None:
+    text, expected = CASES[case]
+    found = _errors(tmp_path, text)
+    assert [(p.position.line, p.position.column) for p in found] == [(line, column) for line, column, _ in expected], [
+        str(problem) for problem in found
+    ]
+    for problem, (_, _, words) in zip(found, expected, strict=True):
+        assert re.search(words, f"{problem.message} {problem.hint}", re.DOTALL), str(problem)
+
+
+@pytest.mark.parametrize("text", [SMALL, PLAIN], ids=["small", "plain"])
+def test_what_is_right_has_no_errors(text: str, tmp_path: Path) -> None:
+    assert _errors(tmp_path, text) == []
+
+
+def test_all_mistakes_come_in_one_run_in_the_order_of_the_file(tmp_path: Path) -> None:
+    text = SMALL.replace("- relu", "- rely").replace("ir_gen:", "ir_genn:").replace("- LowerX", "").replace(
+        "- ShapePrecompute", "- ShapePrecomputed"
+    )
+    path = write(tmp_path, text)
+    with pytest.raises(BackendYamlError) as caught:
+        load_backend(path)
+    lines = [problem.position.line for problem in caught.value.problems]
+    assert len(lines) == 3
+    assert lines == sorted(lines)
+    assert str(caught.value).count(f"{path}:") == 3
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    write(tmp_path, SMALL, "mine.yaml")
+    (missing,) = read_backend(tmp_path / "mime.yaml")[1]
+    assert "no such file" in missing.message
+    assert "mine.yaml" in missing.hint
+    (folder,) = read_backend(tmp_path)[1]
+    assert "this is a directory" in folder.message
+    assert "mine.yaml" in folder.hint
+    (tmp_path / "binary.yaml").write_bytes(b"\x7fELF\x02\xff\xfe\x00")
+    (binary,) = read_backend(tmp_path / "binary.yaml")[1]
+    assert "this is not text" in binary.message
+    (lost,) = read_backend(tmp_path / "no" / "where.yaml")[1]
+    assert "no directory" in lost.hint
+
+
+MUTATIONS: dict[str, Callable[[str], str]] = {
+    "swapped letters": lambda line: re.sub(r"- (\w)(\w)", r"- \2\1", line),
+    "a letter more": lambda line: re.sub(r"(- [\w.]+)", r"\1x", line),
+    "indented further": lambda line: f"   {line}",
+    "a colon": lambda line: re.sub(r"(- [\w.]+)", r"\1:", line),
+    "no dash": lambda line: line.replace("- ", "  "),
+    "two dashes": lambda line: line.replace("- ", "- - "),
+    "a namespace": lambda line: line.replace("- ", "- aten::"),
+    "a tab": lambda line: "\t" + line.lstrip(),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_a_line_broken_anywhere_is_one_error_at_that_line(mutation: str, tmp_path: Path) -> None:
+    lines = SMALL.splitlines()
+    entries = [k for k, line in enumerate(lines) if re.fullmatch(r"  - [\w.]+(\s+#.*)?", line)]
+    for k in random.Random(mutation).sample(entries, 12):
+        broken = [*lines]
+        broken[k] = MUTATIONS[mutation](broken[k])
+        if broken[k] == lines[k]:
+            continue
+        found = _errors(tmp_path, "\n".join(broken))
+        assert [problem.position.line for problem in found] == [k + 1], (broken[k], [str(p) for p in found])
