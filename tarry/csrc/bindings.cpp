@@ -4,6 +4,7 @@
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/utils/tensor_memoryformats.h>
 #include <torch/library.h>
 
 #include "ahead.h"
@@ -39,6 +40,11 @@ py::object to_python(const Layout* layout) {
   return py::make_tuple(to_python(layout->dtype), to_tuple(layout->sizes), to_tuple(layout->strides), layout->offset);
 }
 
+template <typename T>
+py::object to_object(T* borrowed) { // pybind11's own casts of these enumerations differ between versions of torch
+  return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(borrowed));
+}
+
 // Enumerations travel as integers; the schema tells which they are.
 py::object to_python(const c10::IValue& value, const c10::Argument& argument) {
   c10::TypePtr type = argument.real_type() ? argument.real_type() : argument.type();
@@ -50,9 +56,9 @@ py::object to_python(const c10::IValue& value, const c10::Argument& argument) {
       case c10::TypeKind::ScalarTypeType:
         return to_python(static_cast<at::ScalarType>(value.toInt()));
       case c10::TypeKind::LayoutType:
-        return py::cast(static_cast<at::Layout>(value.toInt()));
+        return to_object(torch::getTHPLayout(static_cast<at::Layout>(value.toInt())));
       case c10::TypeKind::MemoryFormatType:
-        return py::cast(static_cast<at::MemoryFormat>(value.toInt()));
+        return to_object(torch::utils::getTHPMemoryFormat(static_cast<at::MemoryFormat>(value.toInt())));
       default:
         break;
     }
