@@ -239,6 +239,10 @@ std::optional<std::vector<at::Tensor>> land(Batch& batch, const SplitProgram& pr
     same = same_number(numbers.at(parts.numbers[i]), flight->numbers.at(parts.numbers[i]));
   }
   flight->sources.clear();
+  {
+    std::lock_guard<std::mutex> guard(batch.state->mutex);
+    ++(same ? batch.state->ahead_used : batch.state->ahead_missed);
+  }
   if (!same) {
     ++flight->program->misses;
     return std::nullopt;

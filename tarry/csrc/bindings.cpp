@@ -249,12 +249,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     py::dict result;
     result["record"] = state.recorded;
     result["node_reuse"] = state.reused;
+    if (state.ahead_used || state.ahead_missed) {
+      result["run_ahead"] = state.ahead_used;
+      result["run_ahead_miss"] = state.ahead_missed;
+    }
     return result;
   });
   m.def("reset_counters", [](int device) {
     auto& state = device_state(static_cast<c10::DeviceIndex>(device));
     std::lock_guard<std::mutex> guard(state.mutex);
-    state.recorded = state.reused = 0;
+    state.recorded = state.reused = state.ahead_used = state.ahead_missed = 0;
   });
   m.def("pending", [](int device) {
     auto& state = device_state(static_cast<c10::DeviceIndex>(device));

@@ -152,6 +152,8 @@ struct DeviceState {
   uint32_t expected_at = kNever;
   uint32_t launch_at = kNever; // as expected_at, until it was launched or the epoch is over
   std::shared_ptr<Flight> flight;
+  uint64_t ahead_used = 0; // flights whose results were right
+  uint64_t ahead_missed = 0;
 
   void link(TarryStorage* storage);
   void unlink(TarryStorage* storage);

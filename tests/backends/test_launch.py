@@ -1,0 +1,108 @@
+"""Inductor's programs as lists of instructions: used for what models consist of, and equal to what Python runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import tarry
+from tarry.backends.base import Program
+from tarry.backends.inductor import InductorBackend, why_not
+from tarry.backends.inductor.launch import launch_list
+from tarry.native import C
+
+USES_DEVICE = True
+
+needs_inductor = pytest.mark.skipif(bool(why_not("cpu")), reason="Inductor does not work here")
+
+
+def _conv(x: Tensor) -> Tensor:
+    return F.conv2d(x.view(1, 2, 4, 4), torch.ones(3, 2, 3, 3, device=x.device)).relu() * 2
+
+
+def _attention(x: Tensor) -> Tensor:
+    q = x.view(1, 2, 4, 4)
+    return F.scaled_dot_product_attention(q, q, q, is_causal=True) + 1
+
+
+@needs_inductor
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: (x.view(4, 8) @ x.view(8, 4)).relu() + 0.5,
+        lambda x: torch.bmm(x.view(2, 4, 4), x.view(2, 4, 4)).softmax(-1),
+        lambda x: torch.cat([x.view(4, 8).t().sin(), x.view(8, 4).sort().values]),
+        _conv,
+        _attention,
+    ],
+    ids=["mm", "bmm", "cat and sort", "conv", "attention"],
+)
+def test_native_and_python_agree(program: Callable[[Tensor], Tensor]) -> None:
+    x = torch.linspace(-1, 1, 32)
+    y = program(x.to("tarry"))
+    batch = C.peek([y])
+    graph = Program(batch).graph("optimized")
+    computation = InductorBackend().compile(graph)
+    assert computation.native is not None
+    (by_python,) = computation.run(batch.inputs(), batch.numbers())
+    tarry.set_backend("inductor")
+    try:
+        assert torch.equal(y.cpu(), by_python)
+    finally:
+        tarry.set_backend("eager")
+    torch.testing.assert_close(by_python, program(x))
+
+
+def _launch(source: str, scope: dict[str, Any], inputs: int = 1, outputs: int = 1) -> Any:
+    """What is made of a program of these statements."""
+    indented = "\n".join(f"    {line}" for line in source.strip().splitlines())
+    text = f"def call(args):\n    {', '.join(f'arg{k}_1' for k in range(inputs))}, = args\n{indented}\n"
+    scope = {"torch": torch, "aten": torch.ops.aten, **scope}
+    exec(text, scope)
+    program = SimpleNamespace(
+        graph=SimpleNamespace(inputs=[None] * inputs, outputs=[None] * outputs), vectors=[], in_place=frozenset()
+    )
+    return launch_list(scope["call"], text, program)  # type: ignore[arg-type]
+
+
+def test_a_program_of_known_statements_is_taken() -> None:
+    made = _launch("buf0 = torch.ops.aten.sin.default(arg0_1)\ndel arg0_1\nreturn (buf0, )", {})
+    assert isinstance(made, C.Program)
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        "buf0 = helper(arg0_1)\nreturn (buf0, )",
+        "for i in range(2):\n    arg0_1 = arg0_1 + 1\nreturn (arg0_1, )",
+        "buf0 = arg0_1 + 1\nreturn (buf0, )",
+        "buf0 = torch.ops.custom_launch.f.default(arg0_1)\nreturn (buf0, )",
+        "buf0 = torch.ops.aten.split.Tensor(arg0_1, 1)\nreturn (buf0, )",
+        "buf0 = torch.ops.aten.sin.default(other)\nreturn (buf0, )",
+        "buf0 = torch.ops.aten.sin.default(arg0_1, surprise=1)\nreturn (buf0, )",
+        "if True:\n    pass\nreturn (arg0_1, )",
+        "buf0 = torch.ops.aten.sin.default(arg0_1)",
+        "return buf0",
+    ],
+)
+def test_anything_else_is_left_to_python(statements: str) -> None:
+    library = torch.library.Library("custom_launch", "FRAGMENT")
+    library.define("f(Tensor x) -> Tensor")
+    try:
+        assert _launch(statements, {"helper": abs}) is None
+    finally:
+        library._destroy()
+
+
+def test_constants_travel_with_the_program() -> None:
+    made = _launch(
+        "buf0 = torch.ops.aten.add.Tensor(arg0_1, held)\nreturn (buf0, )", {"held": torch.tensor([1.0, 2.0])}
+    )
+    assert isinstance(made, C.Program)

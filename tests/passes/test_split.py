@@ -1,0 +1,123 @@
+"""Cutting a graph in two: both parts together compute what the whole computes, and updates come late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from tarry.ir import Graph, evaluate, verify
+from tarry.ir.layout import VIEW_RULES
+from tarry.ir.text import parse
+from tarry.native import C
+from tarry.backends.base import Program
+from tarry.passes.split import Split, split
+
+USES_DEVICE = True
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+    model(x).square().mean().backward()
+    with torch.no_grad():
+        optimizer.step()
+
+
+def _recorded(optimizer: Callable[..., torch.optim.Optimizer], model: nn.Module) -> tuple[Graph, Split | None]:
+    """The steady state of training, not run: the optimizer's hook would run it."""
+    import tarry
+
+    model = model.to("tarry")
+    chosen = optimizer(model.parameters())
+    x = torch.randn(4, 8).to("tarry")
+    _step(model, chosen, x)
+    chosen.zero_grad()
+    tarry.sync()
+    with tarry.config.override(cut_after_optimizer=False):
+        _step(model, chosen, x)
+        batch = C.collect(0)
+        graph = Program(batch).graph("optimized")
+        parts = split(graph, *batch.positions())
+        batch.interpret(interruptible=False)
+    return graph, parts
+
+
+def _mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(8, 8), nn.Tanh())))
+
+
+def _compose(parts: Split, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    early = evaluate(parts.early, [inputs[k] for k in parts.early_takes])
+    late = evaluate(parts.late, [inputs[k] if k >= 0 else early[-1 - k] for k in parts.late_takes])
+    return [late[k] if k >= 0 else early[-1 - k] for k in parts.outputs]
+
+
+def _inputs(graph: Graph) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    return [torch.rand(value.type.sizes).as_strided(value.type.sizes, value.type.strides) for value in graph.inputs]
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        lambda parameters: torch.optim.AdamW(parameters, lr=0.1),
+        lambda parameters: torch.optim.RMSprop(parameters, lr=0.1, foreach=False),
+    ],
+    ids=["SGD", "momentum", "AdamW", "one by one"],
+)
+def test_a_training_step(optimizer: Callable[..., torch.optim.Optimizer]) -> None:
+    graph, parts = _recorded(optimizer, _mlp())
+    assert parts is not None
+    verify(parts.early, thorough=True)
+    verify(parts.late, thorough=True)
+    inputs = _inputs(graph)
+    for mine, wanted in zip(_compose(parts, inputs), evaluate(graph, inputs), strict=True):
+        assert torch.equal(mine, wanted)
+    # What replaces an input is late, so that it can be written into the input's buffer.
+    assert all(parts.outputs[k] >= 0 for k, index in enumerate(graph.replaces) if index is not None)
+    updated = [parts.late_takes[index] for index in parts.late.replaces if index is not None]
+    assert sorted(updated) == sorted(index for index in graph.replaces if index is not None)
+    assert not any(index is not None for index in parts.early.replaces)
+
+
+def test_running_statistics_do_not_hold_up_the_network() -> None:
+    model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(8, 8), nn.BatchNorm1d(8))))
+    graph, parts = _recorded(lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9), model)
+    assert parts is not None
+    work = [node for node in graph.nodes if node.op not in VIEW_RULES]
+    assert len(parts.early.nodes) > len(work) // 2
+
+
+def test_a_small_graph_stays_whole() -> None:
+    text = """
+        graph(%0: f32[2], %1: f32[2]):
+          %2: f32[2] = aten::sin(%0)
+          %3: f32[2] = aten::add.Tensor(%2, %1, alpha=1)
+          return %3
+    """
+    assert split(parse(text), [0, 9], []) is None
+
+
+def _chain(first: str, length: int, returned: str) -> str:
+    lines = [f"%2: f32[2] = {first}"]
+    lines += [f"%{k}: f32[2] = aten::sin(%{k - 1})" for k in range(3, length)]
+    lines += [f"%{length}: f32[2] = aten::add.Tensor(%{length - 1}, %1, alpha=1)"]
+    return "graph(%0: f32[2], %1: f32[2]):\n" + "\n".join(lines) + f"\nreturn {returned.format(last=length)}"
+
+
+def test_all_that_waits_for_the_last_input_is_late() -> None:
+    parts = split(parse(_chain("aten::sin(%0)", 40, "%{last}")), [0, 100], [])
+    assert parts is not None
+    assert (len(parts.early.nodes), len(parts.late.nodes)) == (38, 1)
+    assert (parts.early_takes, parts.late_takes, parts.outputs) == ((0,), (-1, 1), (0,))
+    assert split(parse(_chain("aten::sin(%1)", 40, "%{last}")), [0, 100], []) is None  # all of it waits
+
+
+def test_a_returned_copy_of_an_input_is_not_made_early() -> None:
+    """Inductor may return the input itself for it, and the late part updates that."""
+    text = _chain("aten::clone(%0, memory_format=None)", 40, "%2, %{last} -> %0")
+    assert split(parse(text), [0, 100], []) is None

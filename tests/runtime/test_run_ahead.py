@@ -1,0 +1,239 @@
+"""Running ahead: what is computed while a step is still being recorded is right, or is not used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tarry
+from tarry.native import C
+
+USES_DEVICE = True
+
+
+@pytest.fixture(autouse=True)
+def _torchscript() -> Iterator[None]:
+    tarry.set_backend("torchscript")
+    C.reset_counters(0)
+    yield
+    tarry.config.run_ahead = True
+    tarry.set_backend("eager")
+
+
+def _flights() -> tuple[int, int]:
+    counts = C.counters(0)
+    return counts.get("run_ahead", 0), counts.get("run_ahead_miss", 0)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        out: Tensor = self.norm(x)
+        return out
+
+
+Between = Callable[[int, Net, Tensor], None]
+
+
+def _nothing(step: int, net: Net, x: Tensor) -> None: ...
+
+
+def _train(
+    device: str,
+    steps: int = 10,
+    before: Between = _nothing,
+    between: Between = _nothing,
+    after: Between = _nothing,
+    scale: Callable[[int], float] = lambda step: 1.0,
+) -> list[Tensor]:
+    """Losses, then the state; functions are called at the start, between forward and backward, and before the update."""
+    torch.manual_seed(0)
+    net = Net().to(device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    x = torch.randn(16, 8).to(device)
+    losses = []
+    for step in range(steps):
+        before(step, net, x)
+        loss = net(x).square().mean() * scale(step)
+        between(step, net, x)
+        optimizer.zero_grad()
+        loss.backward()
+        after(step, net, x)
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.detach().cpu())
+    return [*losses, *(value.cpu() for value in net.state_dict().values())]
+
+
+def _assert_as_eager(**program: object) -> None:
+    wanted = _train("cpu", **program)  # type: ignore[arg-type]
+    C.reset_counters(0)
+    mine = _train("tarry", **program)  # type: ignore[arg-type]
+    for a, b in zip(mine, wanted, strict=True):
+        torch.testing.assert_close(a, b)
+    tarry.config.run_ahead = False
+    for a, b in zip(_train("tarry", **program), mine, strict=True):  # type: ignore[arg-type]
+        assert torch.equal(a, b)
+
+
+def test_a_training_loop_runs_ahead() -> None:
+    _assert_as_eager()
+    used, missed = _flights()
+    assert used >= 6
+    assert missed == 0
+
+
+def test_it_can_be_turned_off() -> None:
+    tarry.config.run_ahead = False
+    _train("tarry")
+    assert _flights() == (0, 0)
+
+
+def test_a_number_that_changes_now_and_then_is_noticed() -> None:
+    _assert_as_eager(scale=lambda step: 3.0 if step in (4, 5) else 1.0)
+    used, missed = _flights()
+    assert used >= 1
+    assert missed >= 1
+
+
+def test_new_data_in_place_each_step() -> None:
+    def rotate(step: int, net: Net, x: Tensor) -> None:
+        x.copy_(x.roll(1, 0))
+
+    _assert_as_eager(before=rotate)
+
+
+def test_a_weight_that_is_written_after_the_launch() -> None:
+    def scale(step: int, net: Net, x: Tensor) -> None:
+        with torch.no_grad():
+            net.layers[0].weight.mul_(0.9)
+
+    _assert_as_eager(after=scale)
+
+
+def test_an_input_that_is_written_between_forward_and_backward() -> None:
+    def write(step: int, net: Net, x: Tensor) -> None:
+        if step == 5:
+            net.norm.running_mean.zero_()  # type: ignore[union-attr,operator]
+
+    _assert_as_eager(between=write)
+
+
+def test_a_value_that_is_read_in_mid_step() -> None:
+    def read(step: int, net: Net, x: Tensor) -> None:
+        if step % 3 == 2:
+            assert net.layers[0].weight.sum().item() != 0
+
+    _assert_as_eager(between=read)
+
+
+def test_other_graphs_in_between() -> None:
+    def evaluate(step: int, net: Net, x: Tensor) -> None:
+        if step % 2:
+            net.eval()
+            with torch.no_grad():
+                net(x).sum().item()
+            net.train()
+
+    _assert_as_eager(before=evaluate)
+
+
+def test_it_is_given_up_after_some_misses() -> None:
+    scales = [1.0 + 0.01 * step for step in range(40)]
+    _assert_as_eager(steps=40, scale=lambda step: scales[step])
+    assert _flights()[1] <= 8
+
+
+def test_a_fault_of_the_early_part_names_the_line_and_harms_nothing() -> None:
+    torch.manual_seed(0)
+    table = nn.Embedding(8, 8).to("tarry")
+    net = Net().to("tarry")
+    optimizer = torch.optim.SGD([*table.parameters(), *net.parameters()], lr=0.1, momentum=0.9)
+    good = torch.arange(8).to("tarry")
+
+    def step(index: Tensor) -> float:
+        optimizer.zero_grad()
+        loss = net(table(index)).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    for _ in range(5):
+        step(good)
+    before = [p.detach().clone().cpu() for p in net.parameters()]
+    with pytest.raises(IndexError, match="test_run_ahead"):
+        step(torch.full((8,), 99).to("tarry"))
+    for p, kept in zip(net.parameters(), before, strict=True):
+        assert torch.equal(p.detach().cpu(), kept)
+    del p
+    assert step(good) > 0
+
+
+def test_threads_that_train_at_once() -> None:
+    wanted = _train("cpu")
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            net = [value.cpu() for value in _alone()]
+            for a, b in zip(net, alone, strict=True):
+                torch.testing.assert_close(a, b)
+        except BaseException as error:
+            failures.append(error)
+
+    def _alone() -> list[Tensor]:
+        generator = torch.Generator().manual_seed(3)
+        w = [torch.randn(8, 8, generator=generator).to("tarry").requires_grad_() for _ in range(20)]
+        optimizer = torch.optim.SGD(w, lr=0.01)
+        for _ in range(8):
+            y = w[0]
+            for v in w[1:]:
+                y = torch.tanh(y @ v)
+            optimizer.zero_grad()
+            y.square().mean().backward()
+            optimizer.step()
+        return [v.detach() for v in w]
+
+    alone = [value.cpu() for value in _alone()]
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+    assert wanted
+
+
+def test_a_process_ends_with_a_flight_in_the_air() -> None:
+    program = """
+import torch, tarry
+tarry.set_backend("torchscript")
+w = [torch.randn(64, 64, device="tarry", requires_grad=True) for _ in range(30)]
+optimizer = torch.optim.SGD(w, lr=0.01, momentum=0.9)
+for _ in range(5):
+    y = w[0]
+    for v in w[1:]:
+        y = torch.tanh(y @ v)
+    optimizer.zero_grad()
+    y.square().mean().backward()
+    optimizer.step()
+y = w[0]
+for v in w[1:]:
+    y = torch.tanh(y @ v)
+"""
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
