@@ -9,6 +9,10 @@
 #include <deque>
 #include <thread>
 
+#ifdef __SSE__
+#include <xmmintrin.h>
+#endif
+
 #include "batch.h"
 #include "hooks.h"
 
@@ -16,6 +20,21 @@ namespace tarry {
 namespace {
 
 std::atomic<bool> enabled{true};
+
+// Whether denormal numbers are flushed to zero (torch.set_flush_denormal) belongs to a thread.
+unsigned float_mode() {
+#ifdef __SSE__
+  return _mm_getcsr();
+#else
+  return 0;
+#endif
+}
+
+void set_float_mode([[maybe_unused]] unsigned mode) {
+#ifdef __SSE__
+  _mm_setcsr(mode);
+#endif
+}
 
 // One thread for all flights, started by the first. Never destroyed: it may wait when the process ends.
 class Pilot {
@@ -68,6 +87,7 @@ class Pilot {
       if (at::get_num_threads() != flight.threads) {
         at::set_num_threads(flight.threads);
       }
+      set_float_mode(flight.float_mode);
       PlainDispatch plain;
       results = flight.program->parts().early->run(std::move(flight.inputs), flight.numbers);
     } catch (...) {
@@ -92,6 +112,10 @@ bool same_number(const c10::IValue& a, const c10::IValue& b) {
   if (a.isDouble() && b.isDouble()) {
     const double x = a.toDouble(), y = b.toDouble();
     return std::memcmp(&x, &y, sizeof(double)) == 0;
+  }
+  if (a.isComplexDouble() && b.isComplexDouble()) {
+    const auto x = a.toComplexDouble(), y = b.toComplexDouble();
+    return std::memcmp(&x, &y, sizeof(x)) == 0;
   }
   if (a.isInt() && b.isInt()) {
     return a.toInt() == b.toInt();
@@ -148,12 +172,11 @@ void Flight::wait() {
   landed.wait(lock, [this] { return done; });
 }
 
-void expect_again(Batch& batch, std::shared_ptr<const SplitProgram> program) {
+void expect_again(const Batch& batch, std::shared_ptr<const SplitProgram> program) noexcept try {
   if (!enabled.load(std::memory_order_relaxed) || program->misses.load() >= SplitProgram::kMaxMisses) {
     return;
   }
   DeviceState& state = *batch.state;
-  const auto& parts = program->parts();
   Expectation old;
   std::lock_guard<std::mutex> guard(state.mutex);
   if (state.position != 0) {
@@ -162,8 +185,7 @@ void expect_again(Batch& batch, std::shared_ptr<const SplitProgram> program) {
   Expectation& expected = *state.expected;
   if (expected.program != program || expected.order != batch.order) {
     std::swap(old, expected);
-    expected.program = std::move(program);
-    expected.order = batch.order;
+    const auto& parts = program->parts();
     const auto [inputs, numbers] = positions_of(batch);
     uint32_t last = 0;
     for (const uint32_t k : parts.early_takes) {
@@ -173,8 +195,11 @@ void expect_again(Batch& batch, std::shared_ptr<const SplitProgram> program) {
       last = std::max(last, numbers.at(k));
     }
     state.expected_at = last + 1;
+    expected.order = batch.order;
+    expected.program = std::move(program);
   }
   state.launch_at = state.expected_at;
+} catch (...) {
 }
 
 void launch(DeviceState& state) {
@@ -196,6 +221,7 @@ void launch(DeviceState& state) {
   flight->program = expected.program;
   flight->epoch = state.epoch;
   flight->threads = at::get_num_threads();
+  flight->float_mode = float_mode();
   std::vector<const Node*> inputs;
   for (const NodePtr& node : expected.order) {
     if (node->is_leaf()) {
@@ -270,10 +296,14 @@ void forget_expectations() {
   }
 }
 
+void land_all() {
+  Pilot::get().wait();
+}
+
 void wait_for_flights() {
-  set_run_ahead(false);
-  if (!in_bad_fork()) {
-    Pilot::get().wait();
+  if (!in_bad_fork()) { // where another thread's locks are held for ever
+    set_run_ahead(false);
+    land_all();
   }
 }
 

@@ -50,6 +50,7 @@ struct Flight {
   std::vector<at::Tensor> inputs; // aliases of them, given to the program
   std::vector<c10::IValue> numbers;
   int threads = 1;
+  unsigned float_mode = 0; // how the launching thread treats denormal numbers
 
   std::mutex mutex;
   std::condition_variable landed;
@@ -66,8 +67,8 @@ struct Expectation {
   std::vector<NodePtr> order; // of the last batch; a node that is recorded again is the same object (DeviceState::history)
 };
 
-// A batch was computed by this program: expect the next one to be the same. The caller holds no lock.
-void expect_again(Batch& batch, std::shared_ptr<const SplitProgram> program);
+// A batch was computed by this program: expect the next one to be the same. Never throws: the batch is committed.
+void expect_again(const Batch& batch, std::shared_ptr<const SplitProgram> program) noexcept;
 // Called when `state.launch_at` is reached, without the lock.
 void launch(DeviceState& state);
 // The early results for a batch that `program` is to compute, if they were computed ahead from its very inputs and numbers.
@@ -78,6 +79,7 @@ std::pair<std::vector<uint32_t>, std::vector<uint32_t>> positions_of(const Batch
 
 void set_run_ahead(bool on);
 void forget_expectations(); // on all devices
-void wait_for_flights(); // at the end of the process: nothing may run while libraries are unloaded
+void land_all(); // waits for what is in the air: before a fork, whose child would inherit locks that are held in it
+void wait_for_flights(); // at the end of the process, for good: nothing may run while libraries are unloaded
 
 } // namespace tarry

@@ -291,7 +291,7 @@ void Batch::commit_results(std::vector<at::Tensor> outputs) {
   for (size_t i = 0; i < outputs.size(); ++i) {
     const Layout* layout = roots[i].node->output_layout(roots[i].output);
     if (!outputs[i].defined()) {
-      if (replaces[i] >= 0) {
+      if (replaces[i] >= 0 && data[replaces[i]]) {
         outputs[i] = data[replaces[i]]->data;
       }
       TORCH_CHECK(outputs[i].defined(), "tarry: there is no result ", i, ", and it replaces no input");
@@ -333,17 +333,21 @@ void Batch::commit_results(std::vector<at::Tensor> outputs) {
 }
 
 void Batch::run(const std::shared_ptr<const Program>& program, const std::vector<int64_t>& update) {
-  PlainDispatch plain;
   c10::InferenceMode no_inference(false); // what is made in inference mode cannot be written outside it, and results outlive the block
+  PlainDispatch plain; // the second: the first switches autograd on
   const auto given = numbers();
   const auto split = std::dynamic_pointer_cast<const SplitProgram>(program);
   if (!split) {
     commit_results(program->run(inputs(update), given));
     return;
   }
+  // Values that another step left behind are inputs of this one only: nothing like it will come again.
+  const bool comes_again = std::none_of(order.begin(), order.end(), [](const NodePtr& node) { return node->results != nullptr; });
   const auto early = land(*this, *split, given); // first: a flight holds on to buffers that are to be updated
   commit_results(early ? split->run_late(inputs(update), *early, given) : split->run(inputs(update), given));
-  expect_again(*this, split);
+  if (comes_again) {
+    expect_again(*this, split);
+  }
 }
 
 void Batch::commit(std::vector<at::Tensor> outputs) {

@@ -14,8 +14,11 @@ namespace {
 // A TorchScript graph, run by the interpreter as it is.
 class ScriptProgram final : public Program {
  public:
-  ScriptProgram(const std::shared_ptr<torch::jit::Graph>& graph, std::vector<size_t> numbers, std::vector<size_t> returned, size_t outputs)
-      : code_(graph->copy(), "tarry_step"), numbers_(std::move(numbers)), returned_(std::move(returned)), outputs_(outputs) {}
+  using Type = std::tuple<std::vector<int64_t>, std::vector<int64_t>, c10::ScalarType>; // sizes, strides, dtype
+
+  ScriptProgram(
+      const std::shared_ptr<torch::jit::Graph>& graph, std::vector<size_t> numbers, std::vector<size_t> returned, std::vector<Type> types)
+      : code_(graph->copy(), "tarry_step"), numbers_(std::move(numbers)), returned_(std::move(returned)), types_(std::move(types)) {}
 
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const std::vector<c10::IValue>& numbers) const override {
     torch::jit::Stack stack;
@@ -30,9 +33,14 @@ class ScriptProgram final : public Program {
     torch::jit::InterpreterState(code_).run(stack);
     const auto tuple = stack.back().toTuple();
     const auto& results = tuple->elements();
-    std::vector<at::Tensor> outputs(outputs_);
+    std::vector<at::Tensor> outputs(types_.size());
     for (size_t i = 0; i < returned_.size(); ++i) {
-      outputs[returned_[i]] = results[i].toTensor();
+      at::Tensor& output = outputs[returned_[i]];
+      output = results[i].toTensor();
+      if (!output.defined()) { // kernels leave out some results that meta kernels promise; nothing can depend on them
+        const auto& [sizes, strides, dtype] = types_[returned_[i]];
+        output = at::empty_strided(sizes, strides, dtype);
+      }
     }
     return outputs;
   }
@@ -41,7 +49,7 @@ class ScriptProgram final : public Program {
   torch::jit::Code code_;
   std::vector<size_t> numbers_;
   std::vector<size_t> returned_;
-  size_t outputs_;
+  std::vector<Type> types_; // of the outputs
 };
 
 // A register among the arguments of an operator: ("register", number).
@@ -137,9 +145,9 @@ void bind_program(py::module& m) {
   py::class_<Program, std::shared_ptr<Program>>(m, "Program", "A compiled program that runs without Python.");
   m.def(
       "script_program",
-      [](const std::shared_ptr<torch::jit::Graph>& graph, std::vector<size_t> numbers, std::vector<size_t> returned, size_t outputs)
-          -> std::shared_ptr<Program> {
-        return std::make_shared<ScriptProgram>(graph, std::move(numbers), std::move(returned), outputs);
+      [](const std::shared_ptr<torch::jit::Graph>& graph, std::vector<size_t> numbers, std::vector<size_t> returned,
+         std::vector<ScriptProgram::Type> types) -> std::shared_ptr<Program> {
+        return std::make_shared<ScriptProgram>(graph, std::move(numbers), std::move(returned), std::move(types));
       },
       "A TorchScript graph of tensors, then of numbers, that returns a tuple.");
   m.def("split_program", &split_program, "A program in two parts, of which the first may run while the step is still recorded.");

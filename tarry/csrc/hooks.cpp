@@ -1,5 +1,7 @@
 #include "hooks.h"
 
+#include "ahead.h"
+
 #include <ATen/Context.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
@@ -194,7 +196,12 @@ void first_use() {
   check_fork();
   static std::once_flag once;
   std::call_once(once, [] {
-    pthread_atfork(nullptr, nullptr, [] {
+    const auto before = [] {
+      if (!in_bad_fork()) {
+        land_all();
+      }
+    };
+    pthread_atfork(before, nullptr, [] {
       if (use.load(std::memory_order_relaxed) == Use::Used) {
         use.store(Use::BadFork, std::memory_order_relaxed);
       }

@@ -48,7 +48,7 @@ def split(graph: Graph, input_positions: Sequence[int], number_positions: Sequen
     if len(work) < 2 * WORTH:
         return None
     moment = sorted(work)[len(work) // 2]
-    if moment > LATEST * max((*input_positions, *number_positions)):
+    if moment > LATEST * max((*input_positions, *number_positions), default=0):
         return None
     late_ids = _late(graph, {id(node) for node in graph.nodes if ready[id(node)] > moment} | _updates(graph))
     early = [node for node in graph.nodes if id(node) not in late_ids]
@@ -72,12 +72,17 @@ def _readiness(graph: Graph, input_positions: Sequence[int], number_positions: S
 
 
 def _updates(graph: Graph) -> set[int]:
-    """The nodes whose only purpose is to update an input: they are late, so that they can write into its buffer."""
+    """The nodes whose only purpose is to update inputs: they are late, so that they can write into the buffers."""
     replacing = {value for value, index in zip(graph.outputs, graph.replaces, strict=True) if index is not None}
+    updated: set[Value] = set()  # new contents of inputs, and what is computed from them
+    for node in graph.nodes:
+        # A node with other results too, such as one that normalizes a batch, is there for those.
+        if replacing.issuperset(node.results) or not updated.isdisjoint(node.operands):
+            updated.update(node.results)
     readers = users(graph)
     found: set[int] = set()
     for node in reversed(graph.nodes):
-        if replacing.intersection(node.results) and all(
+        if not updated.isdisjoint(node.results) and all(
             id(reader) in found for value in node.results for reader in readers[value]
         ):
             found.add(id(node))

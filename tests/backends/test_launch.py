@@ -16,6 +16,7 @@ from tarry.backends.base import Program
 from tarry.backends.inductor import InductorBackend, why_not
 from tarry.backends.inductor.launch import launch_list
 from tarry.native import C
+from tarry.passes.specialize import specialize
 
 USES_DEVICE = True
 
@@ -46,18 +47,29 @@ def _attention(x: Tensor) -> Tensor:
 )
 def test_native_and_python_agree(program: Callable[[Tensor], Tensor]) -> None:
     x = torch.linspace(-1, 1, 32)
-    y = program(x.to("tarry"))
-    batch = C.peek([y])
-    graph = Program(batch).graph("optimized")
-    computation = InductorBackend().compile(graph)
-    assert computation.native is not None
-    (by_python,) = computation.run(batch.inputs(), batch.numbers())
     tarry.set_backend("inductor")
     try:
+        y = program(x.to("tarry"))
+        batch = C.peek([y])
+        numbers = dict(enumerate(batch.numbers()))
+        computation = InductorBackend().compile(specialize(Program(batch).graph("optimized"), numbers))
+        assert computation.native is not None
+        (by_python,) = computation.run(batch.inputs(), batch.numbers())
         assert torch.equal(y.cpu(), by_python)
     finally:
         tarry.set_backend("eager")
     torch.testing.assert_close(by_python, program(x))
+
+
+@needs_inductor
+@pytest.mark.slow
+def test_a_number_where_a_tensor_is_expected_is_left_to_python() -> None:
+    tarry.set_backend("inductor")
+    try:
+        x = torch.tensor([1 + 2j, 3j])
+        assert torch.equal((x.to("tarry") + 2.5).cpu(), x + 2.5)
+    finally:
+        tarry.set_backend("eager")
 
 
 def _launch(source: str, scope: dict[str, Any], inputs: int = 1, outputs: int = 1) -> Any:

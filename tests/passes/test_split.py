@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import nn
 
+import tarry
+from tarry.backends.base import Program
 from tarry.ir import Graph, evaluate, verify
 from tarry.ir.layout import VIEW_RULES
 from tarry.ir.text import parse
 from tarry.native import C
-from tarry.backends.base import Program
 from tarry.passes.split import Split, split
 
 USES_DEVICE = True
@@ -26,8 +27,6 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -
 
 def _recorded(optimizer: Callable[..., torch.optim.Optimizer], model: nn.Module) -> tuple[Graph, Split | None]:
     """The steady state of training, not run: the optimizer's hook would run it."""
-    import tarry
-
     model = model.to("tarry")
     chosen = optimizer(model.parameters())
     x = torch.randn(4, 8).to("tarry")

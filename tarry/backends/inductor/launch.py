@@ -57,15 +57,12 @@ def _translate(function: Callable[..., Any], source: str, program: FxProgram) ->
         raise NotUnderstoodError("nothing is returned")
     constants, instructions, count = reader.finish()
     outputs = len(program.graph.outputs)
-    return C.launch_list(
-        count,
-        [(vector.dtype, vector.indices) for vector in program.vectors],
-        instructions,
-        constants,
-        reader.results,
-        [k for k in range(outputs) if k not in program.in_place],
-        outputs,
-    )
+    vectors = [(vector.dtype, vector.indices) for vector in program.vectors]
+    returned = [k for k in range(outputs) if k not in program.in_place]
+    try:
+        return C.launch_list(count, vectors, instructions, constants, reader.results, returned, outputs)
+    except RuntimeError as error:  # an argument that Python would convert
+        raise NotUnderstoodError(str(error)) from None
 
 
 def _body(source: str) -> list[ast.stmt] | None:
@@ -203,6 +200,8 @@ class _Reader:
             if argument.name not in given and not argument.has_default_value():
                 raise NotUnderstoodError(f"{schema.name} without {argument.name}")
             arguments.append(given.pop(argument.name, argument.default_value))
+            if isinstance(arguments[-1], list) and "Optional[Tensor]" in str(argument.real_type):
+                raise NotUnderstoodError(f"{schema.name} with a list of tensors that may be absent")
         if given or any(str(ret.real_type) != "Tensor" for ret in schema.returns):
             raise NotUnderstoodError(f"a call of {schema.name}")
         returns = [NOWHERE] * len(schema.returns)

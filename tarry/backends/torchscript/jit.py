@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from tarry.ir.layout import TensorType
 from tarry.native import C
 
 _C: Any = torch._C
@@ -153,9 +154,16 @@ class Executable:
         return results
 
 
-def native_program(graph: JitGraph, numbers: Sequence[Any], returned: Sequence[int], outputs: int) -> Any:
-    """The graph as a program that runs without Python: its inputs are tensors, then these numbers."""
-    return C.script_program(graph, list(numbers), list(returned), outputs)
+def native_program(
+    graph: JitGraph, numbers: Sequence[Any], returned: Sequence[int], types: Sequence[TensorType], device: torch.device
+) -> Any:
+    """The graph as a program that runs without Python: its inputs are tensors, then these numbers; its outputs have
+    these types."""
+    if device.type != "cpu":
+        return None
+    return C.script_program(
+        graph, list(numbers), list(returned), [(list(t.sizes), list(t.strides), t.dtype) for t in types]
+    )
 
 
 @contextmanager

@@ -334,5 +334,6 @@ class TSLoweringContext(LoweringContext[JitValue]):
         )
         native = None
         if not needs_python(self.graph) and not self._generators:
-            native = jit.native_program(graph, self.feeds, returned, len(self.results))
+            types = [value.type for value in self.graph.outputs]
+            native = jit.native_program(graph, self.feeds, returned, types, self.device)
         return Computation(run, self.graph, in_place, lambda: str(graph), native)
