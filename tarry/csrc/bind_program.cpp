@@ -1,6 +1,7 @@
 // Programs that run without Python, as backends make them.
 #include "bind_program.h"
 
+#include <ATen/ops/empty_strided.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/jit/runtime/interpreter.h>
 
