@@ -27,7 +27,7 @@ class Functions:
         try:
             tree = ast.parse(read_text(path, "a Python file"), str(path))
         except SourceError as error:
-            self.problems.append(error.problem)
+            self.problems += error.problems
         except SyntaxError as error:
             position = Position(str(path), error.lineno or 1, error.offset or 1)
             self.problems.append(Problem(position, f"this is not Python: {error.msg}"))

@@ -33,6 +33,7 @@ from tarry.codegen.schema import (
     shape_function,
 )
 from tarry.codegen.source import Document, SourceError
+from tarry.codegen.syntax import line_problems
 
 if TYPE_CHECKING:
     from torchgen.model import NativeFunction
@@ -64,9 +65,9 @@ def load_backend(path: str | Path) -> Backend:
 def read_backend(path: Path) -> tuple[Backend | None, list[Problem]]:
     """The model as far as the YAML makes sense, and everything that is wrong with it, in the order of the file."""
     try:
-        document = source.read(path)
+        document = source.read(path, KEYS)
     except SourceError as error:
-        return None, [error.problem]
+        return None, error.problems
     reader = _Reader(document, natives())
     backend = reader.read()
     return backend, sorted(reader.problems, key=lambda problem: problem.position)
@@ -150,17 +151,26 @@ class _Reader:
             self.values["every leaf"] = self.document.at(value)
         elif not source.is_list(value):
             self.values["incomplete"] = True
-            self.error(
-                self._place(key_node, value),
-                f'"{key}" is a list, found {source.describe(value)}',
-                "Write each entry on a line of its own, after `- `.",
-            )
+            self._not_a_list(key, key_node, value)
         elif key == "non_native":
             self.non_native += read_non_native(self.document, value, self.problems)
         else:
             section = Section(key)
             reader = EntryReader(self.document, self.natives, section, self.problems)
             self.entries[section] += reader.read(value)
+
+    def _not_a_list(self, key: str, key_node: Any, value: Any) -> None:
+        first, last = value.start_mark.line + 1, value.end_mark.line + 1
+        found = line_problems(self.document.path, self.document.text, KEYS) if source.is_text(value) else []
+        found = [problem for problem in found if first <= problem.position.line <= last]
+        if found:  # entries that YAML reads as one text, since the first of them is misspelled
+            self.problems += found
+            return
+        self.error(
+            self._place(key_node, value),
+            f'"{key}" is a list, found {source.describe(value)}',
+            "Write each entry on a line of its own, after `- `.",
+        )
 
     def _place(self, key: Any, value: Any) -> Position:
         """A value's position; that of its key where there is no value to point to."""

@@ -21,10 +21,64 @@ CASES: dict[str, tuple[str, list[tuple[int, int, str]]]] = {
     "only comments": ("# nothing\n\n", [(1, 1, "the file is empty")]),
     "a list": ("- abs\n- add.Tensor\n", [(1, 1, "expected a mapping with the keys of a backend, found a list")]),
     "a text": ("abs\n", [(1, 1, "expected a mapping")]),
-    "not YAML": (HEAD + "supported: [abs\nautograd: [\n", [(4, 9, "this is not YAML")]),
+    "not YAML": (HEAD + "supported: %abs\n", [(3, 12, "this is not YAML")]),
+    "two unclosed brackets": (
+        HEAD + "supported: [abs\nautograd: [\n",
+        [(3, 12, r"bracket \[ that opens here is not closed.*Write a \]"), (4, 11, "is not closed")],
+    ),
+    "unclosed brace": (HEAD + "supported:\n  - {abs\n  - neg\n", [(4, 5, "bracket { that opens.*Write a }")]),
+    "brackets of several lines": (
+        HEAD + "full_codegen: [tanh,\n  sigmoid,\n  abs]\nsupported:\n  -neg\n  - sin\n",
+        [(7, 3, "no space after the dash")],
+    ),
+    "a text of several lines": (
+        HEAD + "extra_headers: |\n  -abs\n\n  'word\nclass_name: 'My\n  Class'\nsupported:\n  -neg\n  - sin\n",
+        [(10, 3, "no space after the dash")],
+    ),
+    "a value with a colon": (HEAD + "class_name: a: b\n", [(3, 14, "': ' in it has to be in quotes")]),
     "a tab": (HEAD + "supported:\n\t- abs\n", [(4, 1, "indented with a tab.*Use spaces")]),
     "a control character": (HEAD + "supported:\n  - a\x00bs\n", [(4, 6, "this is not YAML")]),
-    "unclosed quote": (HEAD + "supported:\n  - 'abs\n", [(5, 1, "this is not YAML")]),
+    "unclosed quote": (HEAD + "supported:\n  - 'abs\n", [(4, 5, "quote ' that opens here is not closed")]),
+    "unclosed quote, closed by another": (
+        HEAD + "supported:\n  - 'abs\n  - 'neg'\n  - sin\n",
+        [(4, 5, "quote ' that opens here is not closed")],
+    ),
+    "no space after the dash": (
+        HEAD + "supported:\n  - abs\n  -neg  # so\n  - sin\n",
+        [(5, 3, "no space after the dash.*Write `- neg`")],
+    ),
+    "another dash": (
+        HEAD + "supported:\n  - abs\n  \u2013 neg\n  - sin\n",
+        [(5, 3, r"begins with an en dash \(U\+2013\), not with '-'.*Write `- neg`")],
+    ),
+    "no-break space before": (
+        HEAD + "supported:\n  - abs\n\u00a0\u00a0- neg\n",
+        [(5, 1, r"indented with a no-break space \(U\+00A0\).*Use spaces")],
+    ),
+    "no-break space after": (
+        HEAD + "supported:\n  - abs\n  -\u00a0neg\n",
+        [(5, 4, r"after the dash is a no-break space \(U\+00A0\).*Write `- neg`")],
+    ),
+    "key without its colon": (
+        HEAD + "supported:\n  - abs\nfull_codegen\n  - neg\n  # more\n  - sin\n",
+        [(5, 1, "the key 'full_codegen' lacks its colon.*Write `full_codegen:`")],
+    ),
+    "key and value without a colon": (
+        "backend: XLA\ncpp_namespace mine\nsupported:\n  - abs\n",
+        [(2, 1, "lacks its colon.*Write `cpp_namespace: mine`")],
+    ),
+    "first entry without its dash": (
+        HEAD + "supported:\n  abs\n  - neg\n  # more\n  - sin\n",
+        [(4, 3, "lacks its `- `.*Write `- abs`")],
+    ),
+    "first entry indented less": (
+        HEAD + "supported:\n - abs\n  - neg\n  # more\n  - sin\n",
+        [(4, 2, "not indented like its neighbours")],
+    ),
+    "two mistakes of syntax": (
+        HEAD + "supported:\n  -abs\n  - neg\n  \u2014 sin\n  - cos\n",
+        [(4, 3, "no space after the dash"), (6, 3, "an em dash")],
+    ),
     "mistyped key": (HEAD + "suported:\n  - abs\n", [(3, 1, 'unknown key "suported".*Did you mean "supported"')]),
     "mistyped key, its contents": (
         HEAD + "suported:\n  - abss\n",
@@ -232,6 +286,14 @@ MUTATIONS: dict[str, Callable[[str], str]] = {
     "two dashes": lambda line: line.replace("- ", "- - "),
     "a namespace": lambda line: line.replace("- ", "- aten::"),
     "a tab": lambda line: "\t" + line.lstrip(),
+    "no space after the dash": lambda line: line.replace("- ", "-"),
+    "a quote": lambda line: line.replace("- ", "- '"),
+    "a double quote": lambda line: line.replace("- ", '- "'),
+    "a bracket": lambda line: line.replace("- ", "- ["),
+    "a brace": lambda line: line.replace("- ", "- {"),
+    "another dash": lambda line: line.replace("- ", "\u2013 "),
+    "no-break spaces before": lambda line: line.replace("  ", "\u00a0\u00a0", 1),
+    "a no-break space after": lambda line: line.replace("- ", "-\u00a0"),
 }
 
 
@@ -244,5 +306,15 @@ def test_a_line_broken_anywhere_is_one_error_at_that_line(mutation: str, tmp_pat
         broken[k] = MUTATIONS[mutation](broken[k])
         if broken[k] == lines[k]:
             continue
+        found = _errors(tmp_path, "\n".join(broken))
+        assert [problem.position.line for problem in found] == [k + 1], (broken[k], [str(p) for p in found])
+
+
+def test_a_section_without_its_colon_is_one_error_at_that_line(tmp_path: Path) -> None:
+    lines = SMALL.splitlines()
+    keys = [k for k, line in enumerate(lines) if re.fullmatch(r"\w+:", line)]
+    assert len(keys) == 6
+    for k in keys:
+        broken = [*lines[:k], lines[k].removesuffix(":"), *lines[k + 1 :]]
         found = _errors(tmp_path, "\n".join(broken))
         assert [problem.position.line for problem in found] == [k + 1], (broken[k], [str(p) for p in found])

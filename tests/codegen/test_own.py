@@ -72,7 +72,7 @@ def test_every_leaf_is_in_full_codegen() -> None:
     backend = load_backend(RULES_FILE)
     listed = {operator.name for operator in backend.operators}
     leaves = {entry.name.removeprefix("aten::") for entry in make_table() if entry.kind is Kind.RECORD}
-    assert len(leaves - listed) < 20  # those with arguments that no node can hold; how many depends on the torch version
+    assert len(leaves - listed) < 20  # those with arguments that no node can hold; the count depends on torch
     assert yaml.safe_load(RULES_FILE.read_text())["full_codegen"] == "*"
 
 
