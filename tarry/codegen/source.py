@@ -142,9 +142,22 @@ def boolean(node: Any) -> bool | None:
     return None
 
 
-def pairs(node: Any) -> Iterator[tuple[Any, Any]]:
-    """Keys and values of a mapping."""
-    yield from node.value
+def pairs(node: Any, inside: tuple[Any, ...] = ()) -> Iterator[tuple[Any, Any]]:
+    """Keys and values of a mapping, after its own those that it merges (`<<: *other`) and does not have itself."""
+    merges = [(key, value) for key, value in node.value if key.tag.endswith(":merge")]
+    own = [pair for pair in node.value if pair not in merges]
+    yield from own
+    seen = {key.value for key, _ in own if is_text(key)}
+    for key, value in merges:
+        others = list(items(value)) if is_list(value) else [value]
+        if not all(is_mapping(other) and other is not node and other not in inside for other in others):
+            yield key, value  # not a merge: the reader says what it found instead
+            continue
+        for other in others:
+            for merged in pairs(other, (*inside, node)):
+                if not (is_text(merged[0]) and merged[0].value in seen):
+                    yield merged
+                    seen |= {merged[0].value} if is_text(merged[0]) else set()
 
 
 def items(node: Any) -> Iterator[Any]:

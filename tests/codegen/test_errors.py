@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from tarry.codegen.model import Problem
 from tarry.codegen.reading import BackendYamlError, load_backend, read_backend
 from tests.codegen.yamls import PLAIN, SMALL, write
 
+ROOT = Path(__file__).parent.parent.parent
 HEAD = "backend: XLA\ncpp_namespace: mine\n"
 
 # What is wrong, the file, and of each error its line, column and some words of message and hint.
@@ -33,7 +36,7 @@ CASES: dict[str, tuple[str, list[tuple[int, int, str]]]] = {
     ),
     "a text of several lines": (
         HEAD + "extra_headers: |\n  -abs\n\n  'word\nclass_name: 'My\n  Class'\nsupported:\n  -neg\n  - sin\n",
-        [(10, 3, "no space after the dash")],
+        [(7, 13, '"class_name" is a name'), (10, 3, "no space after the dash")],
     ),
     "a value with a colon": (HEAD + "class_name: a: b\n", [(3, 14, "': ' in it has to be in quotes")]),
     "a tab": (HEAD + "supported:\n\t- abs\n", [(4, 1, "indented with a tab.*Use spaces")]),
@@ -106,6 +109,23 @@ CASES: dict[str, tuple[str, list[tuple[int, int, str]]]] = {
         "backend: Vulkan\ncpp_namespace: x\nautograd:\n  - abs\n",
         [(4, 5, 'no dispatch key "AutogradVulkan"')],
     ),
+    "backend is no key of a device": (
+        "backend: Undefined\ncpp_namespace: x\nsupported: [abs]\n",
+        [(1, 10, "Undefined is a dispatch key, but not that of a device")],
+    ),
+    "backend is an autograd key": (
+        "backend: AutogradLazy\ncpp_namespace: x\nsupported: [abs]\nautograd: [max_pool3d]\n",
+        [(1, 10, "AutogradLazy is a dispatch key.*Write `backend: Lazy`")],
+    ),
+    "backend stands for many": (
+        "backend: CompositeImplicitAutograd\ncpp_namespace: x\nsupported: [abs]\nautograd: [max_pool3d]\n",
+        [(1, 10, "not that of a device")],
+    ),
+    "namespace is no name": (
+        "backend: XLA\ncpp_namespace: 'a b; drop'\n",
+        [(2, 16, "\"cpp_namespace\" is a name, found 'a b; drop'")],
+    ),
+    "key of tarry's own file": (HEAD + "recorder:\n  leaves: []\n", [(3, 1, 'unknown key "recorder"')]),
     "switch": (HEAD + "device_guard: frue\n", [(3, 15, '"device_guard" is true or false, not the text .frue')]),
     "text for a list": (HEAD + "supported: abs\n", [(3, 12, '"supported" is a list, found the text .abs')]),
     "mapping for a list": (HEAD + "supported:\n  abs:\n  neg:\n", [(4, 3, '"supported" is a list, found a mapping')]),
@@ -170,6 +190,10 @@ CASES: dict[str, tuple[str, list[tuple[int, int, str]]]] = {
         HEAD + "supported:\n  - mul.out:\n      structured: true\n",
         [(4, 5, "needs `use_out_as_primary: true`")],
     ),
+    "neither structured nor out as primary": (
+        HEAD + "supported:\n  - bernoulli: {structured: true}\n",
+        [(4, 5, "bernoulli is not structured in PyTorch")],
+    ),
     "not structured": (
         HEAD + "use_out_as_primary: true\nsupported:\n  - bernoulli:\n      structured: true\n",
         [(5, 5, "bernoulli is not structured in PyTorch")],
@@ -182,7 +206,7 @@ CASES: dict[str, tuple[str, list[tuple[int, int, str]]]] = {
         HEAD + "supported:\n  - mul.out: {device_guard: true}\n    add.out: {device_guard: true}\n",
         [(4, 5, "one entry names several operators: mul.out, add.out")],
     ),
-    "every leaf": (HEAD + 'full_codegen: "*"\n', [(3, 15, 'needs the key "recorder"')]),
+    "every leaf": (HEAD + 'full_codegen: "*"\n', [(3, 15, 'only for the file of tarry itself')]),
     "non-native text": (HEAD + "non_native:\n  - cast\n", [(4, 5, "is a mapping with the key `func`")]),
     "no func": (HEAD + "non_native:\n  - opkind: x\n", [(4, 5, "has no `func`")]),
     "mistyped func": (
@@ -198,6 +222,50 @@ CASES: dict[str, tuple[str, list[tuple[int, int, str]]]] = {
     "schema with other spaces": (
         HEAD + "non_native:\n  - func: cast(Tensor x,int y) -> Tensor\n",
         [(4, 11, r"Write `cast\(Tensor x, int y\) -> Tensor`|is not a schema")],
+    ),
+    "arguments of one name": (
+        HEAD + "non_native:\n  - func: expand(Tensor input, int input) -> Tensor\n",
+        [(4, 11, "it has two arguments 'input'")],
+    ),
+    "schema's name with a dash": (
+        HEAD + "non_native:\n  - func: ex-pand(Tensor input) -> Tensor\n",
+        [(4, 11, "'ex-pand' is no name")],
+    ),
+    "schema's name with a digit": (
+        HEAD + "non_native:\n  - func: 3d(Tensor input) -> Tensor\n",
+        [(4, 11, "'3d' is no name")],
+    ),
+    "schema with a namespace": (
+        HEAD + "non_native:\n  - func: lazy::expand(Tensor input) -> Tensor\n",
+        [(4, 11, "has a namespace.*Write `expand`")],
+    ),
+    "default of another type": (
+        HEAD + "non_native:\n  - func: expand(Tensor input, int x=abc) -> Tensor\n",
+        [(4, 11, "'abc' is no default for 'x', which is of type int.*Write for example `int x=0`")],
+    ),
+    "default that is None": (
+        HEAD + "non_native:\n  - func: expand(Tensor input, int[2] x=None) -> Tensor\n",
+        [(4, 11, "'None' is no default for 'x'")],
+    ),
+    "default of a tensor": (
+        HEAD + "non_native:\n  - func: expand(Tensor input=0) -> Tensor\n",
+        [(4, 11, "'0' is no default for 'input'.*Only None")],
+    ),
+    "opkind is no name": (
+        HEAD + "non_native:\n  - func: cast(Tensor x) -> Tensor\n    opkind: 'a\"b'\n",
+        [(5, 13, "`opkind` is a name")],
+    ),
+    "merged keys": (
+        HEAD + "non_native:\n  - func: one(Tensor x) -> Tensor\n    <<: &d {opkind: my, colour: red}\n",
+        [(5, 25, "unknown key 'colour'")],
+    ),
+    "merge of a text": (
+        HEAD + "non_native:\n  - func: one(Tensor x) -> Tensor\n    <<: abc\n",
+        [(5, 5, "unknown key .*<<")],
+    ),
+    "merge of itself": (
+        HEAD + "non_native:\n  - &a\n    func: one(Tensor x) -> Tensor\n    <<: *a\n",
+        [(6, 5, "unknown key .*<<")],
     ),
     "non-native twice": (
         HEAD + "non_native:\n  - func: cast(Tensor x) -> Tensor\n  - func: cast(Tensor y) -> Tensor\n",
@@ -247,6 +315,43 @@ def test_each_mistake_is_one_error_with_its_place(case: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("text", [SMALL, PLAIN], ids=["small", "plain"])
 def test_what_is_right_has_no_errors(text: str, tmp_path: Path) -> None:
     assert _errors(tmp_path, text) == []
+
+
+def test_merge_keys_give_what_a_mapping_lacks(tmp_path: Path) -> None:
+    text = HEAD + (
+        "use_out_as_primary: true\nsupported:\n  - mul.out: &d {structured: true, device_guard: true}\n"
+        "  - add.out: {device_guard: false, <<: *d}\n"
+    )
+    details = {operator.name: operator.details for operator in load_backend(write(tmp_path, text)).operators}
+    assert details["mul.out"] == {"structured": True, "device_guard": True}
+    assert details["add.out"] == {"structured": True, "device_guard": False}
+
+
+def test_defaults_of_every_type_are_taken(tmp_path: Path) -> None:
+    arguments = (
+        'Tensor? a=None, int b=-1, int[2] c=0, int[] d=[1,2], float e=1e-05, bool f=True, Scalar g=1.5, str h="x", '
+        "ScalarType i=long, MemoryFormat j=contiguous_format, int k=Mean, SymInt l=1"
+    )
+    text = HEAD + f"non_native:\n  - func: 'many({arguments}) -> Tensor'\n"
+    assert [str(problem) for problem in _errors(tmp_path, text)] == []
+
+
+def test_what_torchgen_read_before_is_not_taken_for_pytorchs(tmp_path: Path) -> None:
+    """torchgen notes the keys of backends' YAMLs in what it remembers of PyTorch's own."""
+    script = f"""
+from torchgen.gen import get_grouped_native_functions, parse_native_yaml
+from torchgen.gen_backend_stubs import parse_backend_yaml
+from tarry.codegen.natives import native_folder
+from tarry.codegen.reading import load_backend
+folder = native_folder()
+parsed = parse_native_yaml(str(folder / "native_functions.yaml"), str(folder / "tags.yaml"))
+grouped = get_grouped_native_functions(parsed.native_functions)
+path = {str(write(tmp_path, HEAD + "supported: [abs]"))!r}
+parse_backend_yaml(path, grouped, parsed.backend_indices)
+load_backend(path)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
 
 
 def test_all_mistakes_come_in_one_run_in_the_order_of_the_file(tmp_path: Path) -> None:
