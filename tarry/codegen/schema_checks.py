@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from tarry.codegen.emit.python import identifier
 from tarry.codegen.model import Base, LazyArgument, LazySchema
 
 _INTEGER = r"-?\d+"
@@ -38,14 +39,14 @@ def unwritable(schema: LazySchema) -> Iterator[tuple[str, str]]:
     for argument in schema.arguments:
         if not argument.name.isidentifier():
             yield f"{argument.name!r} is no name of an argument", "Use letters, digits and '_'."
-        elif argument.name in seen:
-            yield f"it has two arguments {argument.name!r}", "Give each argument a name of its own."
+        elif identifier(argument.name) in seen:
+            yield f"it has two arguments {identifier(argument.name)!r}", "Give each argument a name of its own."
         elif argument.default is not None and not _is_default(argument, argument.default):
             example = _EXAMPLES.get(argument.type.base)
             hint = f"Write for example `{argument.type} {argument.name}={example}`." if example else _ONLY_NONE
             message = f"{argument.default!r} is no default for {argument.name!r}, which is of type {argument.type}"
             yield message, hint
-        seen.add(argument.name)
+        seen.add(identifier(argument.name))
 
 
 def _is_default(argument: LazyArgument, text: str) -> bool:

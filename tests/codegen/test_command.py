@@ -233,10 +233,11 @@ def test_a_missing_shape_function_of_a_non_native_node_is_an_error_at_its_line(
     assert "mine.yaml:7:5: error: shapes.py lacks the shape function of expand_copy" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("broken", ["    )", "    def f(a, a): ..."])
 def test_what_is_no_python_is_not_written(
-    yaml: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    broken: str, yaml: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(nodes, "docstring", lambda text: "    )" if text.startswith("relu(") else '    """a"""')
+    monkeypatch.setattr(nodes, "docstring", lambda text: broken if text.startswith("relu(") else '    """a"""')
     assert _run("-s", yaml, "-o", "out") == 1
     errors = capsys.readouterr().err
     assert "internal error of the generator" in errors

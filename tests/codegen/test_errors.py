@@ -227,6 +227,10 @@ CASES: dict[str, tuple[str, list[tuple[int, int, str]]]] = {
         HEAD + "non_native:\n  - func: expand(Tensor input, int input) -> Tensor\n",
         [(4, 11, "it has two arguments 'input'")],
     ),
+    "arguments of one name in Python": (
+        HEAD + "non_native:\n  - func: expand(Tensor self, int self_) -> Tensor\n",
+        [(4, 11, "it has two arguments 'self_'")],
+    ),
     "schema's name with a dash": (
         HEAD + "non_native:\n  - func: ex-pand(Tensor input) -> Tensor\n",
         [(4, 11, "'ex-pand' is no name")],
