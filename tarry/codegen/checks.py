@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -27,7 +28,7 @@ class Functions:
         try:
             tree = ast.parse(read_text(path, "a Python file"), str(path))
         except SourceError as error:
-            self.problems.append(error.problem)
+            self.problems += error.problems
         except SyntaxError as error:
             position = Position(str(path), error.lineno or 1, error.offset or 1)
             self.problems.append(Problem(position, f"this is not Python: {error.msg}"))
@@ -78,8 +79,7 @@ def check_shapes(
     for schema in schemas:
         what = f"the shape function of {schema.name}"
         paste = f"from tarry.ir import typed as t\n{shape_signature(schema)}"
-        position = positions.get(schema.name, Position(str(functions.path)))
-        problems += _check(functions, shape_name(schema), schema, what, paste, position)
+        problems += _check(functions, shape_name(schema), schema, what, paste, positions[schema.name])
     return problems
 
 
@@ -116,6 +116,22 @@ def _mismatch(args: ast.arguments, schema: LazySchema) -> str:
     needed_names = {arg.arg for arg, value in zip(args.kwonlyargs, args.kw_defaults, strict=True) if value is None}
     extra = sorted(needed_names - wanted)
     return f"needs a keyword-only argument {extra[0]!r} that the operator lacks" if extra else ""
+
+
+def not_python(path: Path, text: str) -> list[Problem]:
+    """That a generated module is no Python, with the class or function where: a mistake of the generator, which must
+    not reach the disk."""
+    if path.suffix != ".py":
+        return []
+    try:
+        compile(text, str(path), "exec", dont_inherit=True)  # sees more than a parser: two parameters of one name
+    except SyntaxError as error:
+        lines = text.splitlines()[: error.lineno or 0]
+        near = next((line.strip() for line in reversed(lines) if re.match(r"(class|def) ", line)), "its first lines")
+        position = Position(str(path), error.lineno or 1, error.offset or 1)
+        message = f"internal error of the generator: what it made is no Python ({error.msg}), at `{near}`"
+        return [Problem(position, message, "Please report this with the operator's schema.")]
+    return []
 
 
 def module_name(path: Path) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from tarry.codegen import output
-from tarry.codegen.checks import Functions, check_kernels, check_shapes, module_name
+from tarry.codegen.checks import Functions, check_kernels, check_shapes, module_name, not_python
 from tarry.codegen.emit.coverage import Coverage, emit_coverage
 from tarry.codegen.emit.kernels import KernelSpec, emit_backend, emit_declarations, emit_kernels, emit_written
 from tarry.codegen.emit.listing import backend_listing, emit_table, to_json
@@ -56,6 +56,12 @@ class Options:
     quiet: bool = False
 
     @property
+    def inputs(self) -> list[Path]:
+        """The files that are read."""
+        given = (self.source_yaml, self.impl_path, self.shape_inference_path)
+        return [path for path in given if path is not None]
+
+    @property
     def command(self) -> str:
         """The command that makes the same files again."""
         words = ["python", "-m", "tarry.codegen", "--source-yaml", str(self.source_yaml)]
@@ -89,6 +95,7 @@ def generate(options: Options) -> Result:
     result.problems = sorted([*problems, *work.check()], key=lambda problem: problem.position)
     if not result.problems and options.output_dir is not None:
         result.files = {options.output_dir / name: text for name, text in work.files().items()}
+        result.problems = [problem for path, text in result.files.items() for problem in not_python(path, text)]
     return result
 
 
@@ -96,12 +103,8 @@ def run(options: Options) -> int:
     """Run the command; returns its exit code: 0, or 1 if something is wrong or, with --check, stale."""
     out, err = sys.stdout, sys.stderr
     result = generate(options)
-    for problem in result.problems:
-        print(problem, file=err)
     if result.problems or result.backend is None:
-        count = len(result.problems)
-        print(f"{count} error{'s' if count > 1 else ''}; nothing was written", file=err)
-        return 1
+        return _report_problems(result.problems, err)
     if options.json:
         print(to_json(backend_listing(result.backend)), end="", file=out)
         if options.output_dir is None:
@@ -111,7 +114,10 @@ def run(options: Options) -> int:
         return 0
     leftovers = _leftovers(options.output_dir, result.files)
     if options.check:
-        return _report_stale(options, [*output.stale(result.files), *leftovers], err)
+        return _report_stale(options, [*output.stale(result.files, whatever_command=True), *leftovers], err)
+    in_the_way = output.obstacles([*result.files, *leftovers], options.inputs)
+    if in_the_way:
+        return _report_problems(in_the_way, err)
     if options.dry_run:
         changed = output.stale(result.files)
     else:
@@ -129,13 +135,15 @@ def run(options: Options) -> int:
 
 def _leftovers(folder: Path, made: dict[Path, str]) -> list[Path]:
     """Files of an earlier run that this one does not make."""
-    found = []
-    for path in (folder / name for name in FILES):
-        if path not in made and path.is_file():
-            first = path.read_text(encoding="utf-8", errors="replace")[:200]
-            if "Generated. Do not edit" in first or '"generated_by"' in first:
-                found.append(path)
-    return found
+    paths = [folder / name for name in FILES]
+    return [path for path in paths if path not in made and path.is_file() and output.is_generated(path)]
+
+
+def _report_problems(problems: list[Problem], err: TextIO) -> int:
+    for problem in problems:
+        print(problem, file=err)
+    print(f"{len(problems)} error{'s' if len(problems) > 1 else ''}; nothing was written", file=err)
+    return 1
 
 
 def _report_stale(options: Options, stale: list[Path], err: TextIO) -> int:
@@ -183,7 +191,8 @@ class _Generation:
         if self.shapes is not None:
             problems += self.shapes.problems
             if self.shapes.readable:
-                problems += check_shapes(self.shapes, [*self.owed, *self.own], positions)
+                problems += check_shapes(self.shapes, self.owed, positions)
+                problems += check_shapes(self.shapes, self.own, self.backend.non_native_positions)
         if not re.fullmatch(r"[A-Za-z_][\w-]*", self.name or "_"):
             where = Position("--backend-name")
             problems.append(Problem(where, f"{self.name!r} is not a name", "Use letters, digits, '_' and '-'."))

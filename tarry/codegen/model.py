@@ -285,7 +285,8 @@ class ShapeFunction:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A whole YAML. `nodes` are those of ATen operators, `non_native` those that only graphs have."""
+    """A whole YAML. `nodes` are those of ATen operators, `non_native` those that only graphs have. `symint` are names
+    of operators that other lists have."""
 
     source: Path
     name: str
@@ -299,6 +300,8 @@ class Backend:
     extra_headers: str | None = None
     use_out_as_primary: bool = False
     device_guard: bool = False
+    symint: tuple[str, ...] = ()
+    non_native_positions: Mapping[str, Position] = field(default_factory=dict, hash=False)
 
     def of(self, *sections: Section) -> Iterator[BackendOperator]:
         """The operators of some sections, in the order of the YAML."""
@@ -309,5 +312,7 @@ class Backend:
         return self.nodes + self.non_native
 
     def __str__(self) -> str:
-        counts = ", ".join(f"{sum(1 for _ in self.of(section))} {section}" for section in Section)
-        return f"backend {self.name} of {self.source}: {len(self.all_nodes)} nodes; {counts}"
+        counts = {section: sum(1 for _ in self.of(section)) for section in Section}
+        counts[Section.SYMINT] = len(self.symint)
+        listed = ", ".join(f"{count} {section}" for section, count in counts.items())
+        return f"backend {self.name} of {self.source}: {len(self.all_nodes)} nodes; {listed}"

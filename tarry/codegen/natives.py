@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,7 +77,9 @@ def natives() -> Natives:
 
     folder = native_folder()
     parsed = parse_native_yaml(str(folder / "native_functions.yaml"), str(folder / "tags.yaml"))
-    return Natives(list(parsed.native_functions), frozenset(str(key) for key in parsed.backend_indices))
+    # torchgen keeps what it parsed, and adds the keys of other backends' YAMLs to it when it reads these.
+    own = frozenset(str(key) for key, index in parsed.backend_indices.items() if not index.external)
+    return Natives(list(parsed.native_functions), own)
 
 
 def native_folder() -> Path:
@@ -92,6 +95,19 @@ def dispatch_keys() -> list[str]:
     from torchgen.model import DispatchKey
 
     return [str(key) for key in DispatchKey]
+
+
+# Keys that are steps of PyTorch's dispatcher, or stand for several devices.
+_NO_DEVICE = re.compile(
+    r"Undefined|Dense|Sparse|SparseCsr|NestedTensor|CustomRNGKeyId|Auto.*|Composite.*|Python.*|PreDispatch|FuncTorch.*"
+    r"|ZeroTensor|Conjugate|Negative|BackendSelect|Named|Tracer|Batched.*|VmapMode|Functionalize|ADInplaceOrView"
+    r"|TESTING_ONLY.*"
+)
+
+
+def is_device_key(key: str) -> bool:
+    """Whether a dispatch key is that of a device, so that a backend can have kernels for it."""
+    return _NO_DEVICE.fullmatch(key) is None
 
 
 def torch_version() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from typing import Any
 
 from tarry.codegen import source
@@ -12,10 +13,12 @@ from tarry.codegen.model import (
     Extent,
     LazySchema,
     NodeProperties,
+    Position,
     Problem,
     Shape,
 )
 from tarry.codegen.schema import Rejected, lazy_schema
+from tarry.codegen.schema_checks import unwritable
 from tarry.codegen.source import Document
 
 _KEYS = ("func", "opkind", "properties")
@@ -23,23 +26,25 @@ _PROPERTIES = tuple(name for group in PROPERTY_GROUPS for name in group)
 _EXAMPLE = "For example: `- func: cast(Tensor input, ScalarType dtype) -> Tensor`."
 
 
-def read_non_native(document: Document, node: Any, problems: list[Problem]) -> list[LazySchema]:
-    """The schemas of the list; what is wrong goes to `problems`."""
+def read_non_native(
+    document: Document, node: Any, problems: list[Problem], positions: dict[str, Position]
+) -> list[LazySchema]:
+    """The schemas of the list; their places, by name, go to `positions`, and what is wrong goes to `problems`."""
     made: dict[str, LazySchema] = {}
-    lines: dict[str, int] = {}
     for item in source.items(node):
         schema = _Entry(document, problems).read(item)
         if schema is None:
             continue
         position = document.at(item)
         if schema.class_name in made:
-            first = f"{made[schema.class_name].name} in line {lines[schema.class_name]}"
+            other = made[schema.class_name].name
+            first = f"{other} in line {positions[other].line}"
             problems.append(
                 Problem(position, f"{schema.name} makes a second class {schema.class_name}; the first is of {first}")
             )
             continue
         made[schema.class_name] = schema
-        lines[schema.class_name] = position.line
+        positions[schema.name] = position
     return list(made.values())
 
 
@@ -84,6 +89,9 @@ class _Entry:
         if not source.is_text(node):
             self.error(node, f"`opkind` is a text, found {source.describe(node)}")
             return None
+        if not re.fullmatch(r"[\w.:]+", node.value):
+            self.error(node, f"`opkind` is a name, found {node.value!r}", "For example: `opkind: at::prim::Constant`.")
+            return None
         return str(node.value)
 
     def _schema(self, node: Any, properties: NodeProperties, opkind: str | None) -> LazySchema | None:
@@ -96,11 +104,16 @@ class _Entry:
         try:
             # A non-native node takes symbolic sizes where its schema says so.
             func = FunctionSchema.parse(text)
-            return lazy_schema(func, properties, takes_symints=True, namespace="lazy", opkind=opkind)
+            schema = lazy_schema(func, properties, takes_symints=True, namespace="lazy", opkind=opkind)
         except Rejected as reason:
             self.error(node, f"{text.partition('(')[0]} cannot have a node: {reason}")
         except Exception as error:  # torchgen raises AssertionError, RuntimeError, ValueError, ... on a bad schema
             self._bad_schema(node, text, str(error))
+        else:
+            wrong = next(unwritable(schema), None)
+            if wrong is None:
+                return schema
+            self.error(node, f"`func` is not a schema: {text!r}: {wrong[0]}", wrong[1])
         return None
 
     def _bad_schema(self, node: Any, text: str, error: str) -> None:

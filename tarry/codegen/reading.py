@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +21,9 @@ from tarry.codegen.model import (
     ShapeFunction,
 )
 from tarry.codegen.naming import with_distinct_names
-from tarry.codegen.natives import Natives, dispatch_keys, natives
+from tarry.codegen.natives import Natives, dispatch_keys, is_device_key, natives
 from tarry.codegen.non_native import read_non_native
-from tarry.codegen.op_table import Kind, recorder_rules
+from tarry.codegen.op_table import RULES_FILE, Kind, recorder_rules
 from tarry.codegen.schema import (
     Rejected,
     class_name,
@@ -32,17 +33,23 @@ from tarry.codegen.schema import (
     owes_shape_function,
     shape_function,
 )
+from tarry.codegen.sections import FORWARD, SectionChecks
 from tarry.codegen.source import Document, SourceError
+from tarry.codegen.syntax import line_problems
 
 if TYPE_CHECKING:
     from torchgen.model import NativeFunction
 
 _TEXTS = ("backend", "cpp_namespace", "class_name", "extra_headers")
-_SWITCHES = ("use_out_as_primary", "device_guard")
-KEYS = (*_TEXTS, *_SWITCHES, *(str(section) for section in Section), "non_native", "recorder")
-"""Every key of a YAML: those of PyTorch's two generators, and `recorder`, which only tarry's own file has."""
+_NAMES = {
+    "cpp_namespace": (r"[A-Za-z_]\w*(::[A-Za-z_]\w*)*", "For example: `cpp_namespace: torch::mine`."),
+    "class_name": (r"[A-Za-z_]\w*", "For example: `class_name: MyFunctions`."),
+}
+"""Texts that are names, how these are spelled, and an example."""
 
-_FORWARD = (Section.FULL_CODEGEN, Section.SUPPORTED)
+_SWITCHES = ("use_out_as_primary", "device_guard")
+KEYS = (*_TEXTS, *_SWITCHES, *(str(section) for section in Section), "non_native")
+"""Every key of a YAML: those of PyTorch's two generators. Tarry's own file has `recorder` besides."""
 
 
 class BackendYamlError(Exception):
@@ -64,9 +71,9 @@ def load_backend(path: str | Path) -> Backend:
 def read_backend(path: Path) -> tuple[Backend | None, list[Problem]]:
     """The model as far as the YAML makes sense, and everything that is wrong with it, in the order of the file."""
     try:
-        document = source.read(path)
+        document = source.read(path, KEYS)
     except SourceError as error:
-        return None, [error.problem]
+        return None, error.problems
     reader = _Reader(document, natives())
     backend = reader.read()
     return backend, sorted(reader.problems, key=lambda problem: problem.position)
@@ -80,6 +87,8 @@ class _Reader:
         self.values: dict[str, Any] = {}
         self.entries: dict[Section, list[Entry]] = {section: [] for section in Section}
         self.non_native: list[LazySchema] = []
+        self.non_native_positions: dict[str, Position] = {}
+        self._is_own = document.path.resolve() == RULES_FILE.resolve()
 
     def error(self, position: Position, message: str, hint: str = "") -> None:
         self.problems.append(Problem(position, message, hint))
@@ -104,7 +113,9 @@ class _Reader:
                 self.error(start, f'the key "{key}" is missing', f"Write for example `{key}: {example}`.")
         self._add_every_leaf()
         self._check_dispatch_keys()
-        self._check_sections()
+        primary = bool(self.values.get("use_out_as_primary"))
+        checks = SectionChecks(self.entries, self.natives, self.problems, out_is_primary=primary)
+        checks.run(is_complete="incomplete" not in self.values)
         return self._backend()
 
     # ---- keys
@@ -126,7 +137,7 @@ class _Reader:
         if key in first:
             self.error(position, f'the key "{key}" is there twice; first in line {first[key].line}', "Join the two.")
             return key
-        if key in KEYS:
+        if key in KEYS or (key == "recorder" and self._is_own):
             return key
         near = difflib.get_close_matches(key.lower().replace("-", "_"), KEYS, n=1)
         hint = f'Did you mean "{near[0]}"?' if near else _known_keys()
@@ -150,17 +161,26 @@ class _Reader:
             self.values["every leaf"] = self.document.at(value)
         elif not source.is_list(value):
             self.values["incomplete"] = True
-            self.error(
-                self._place(key_node, value),
-                f'"{key}" is a list, found {source.describe(value)}',
-                "Write each entry on a line of its own, after `- `.",
-            )
+            self._not_a_list(key, key_node, value)
         elif key == "non_native":
-            self.non_native += read_non_native(self.document, value, self.problems)
+            self.non_native += read_non_native(self.document, value, self.problems, self.non_native_positions)
         else:
             section = Section(key)
             reader = EntryReader(self.document, self.natives, section, self.problems)
             self.entries[section] += reader.read(value)
+
+    def _not_a_list(self, key: str, key_node: Any, value: Any) -> None:
+        first, last = value.start_mark.line + 1, value.end_mark.line + 1
+        found = line_problems(self.document.path, self.document.text, KEYS) if source.is_text(value) else []
+        found = [problem for problem in found if first <= problem.position.line <= last]
+        if found:  # entries that YAML reads as one text, since the first of them is misspelled
+            self.problems += found
+            return
+        self.error(
+            self._place(key_node, value),
+            f'"{key}" is a list, found {source.describe(value)}',
+            "Write each entry on a line of its own, after `- `.",
+        )
 
     def _place(self, key: Any, value: Any) -> Position:
         """A value's position; that of its key where there is no value to point to."""
@@ -174,6 +194,9 @@ class _Reader:
         elif not source.is_text(value):
             self.error(self.document.at(value), f'"{key}" is a text, found {source.describe(value)}')
             self.values[key] = ""
+        elif key in _NAMES and not re.fullmatch(_NAMES[key][0], value.value):
+            self.error(self.document.at(value), f'"{key}" is a name, found {value.value!r}', _NAMES[key][1])
+            self.values[key] = ""
         else:
             self.values[key] = value.value
             self.values[f"{key}@"] = self.document.at(value)
@@ -185,8 +208,8 @@ class _Reader:
         position = self.values.get("every leaf")
         if position is None:
             return
-        if "recorder" not in self.values:
-            self.error(position, '"*" under full_codegen needs the key "recorder"', "List the operators.")
+        if not self._is_own:
+            self.error(position, '"*" under full_codegen is only for the file of tarry itself', "List the operators.")
             return
         listed = {entry.name for entries in self.entries.values() for entry in entries}
         rules = recorder_rules()
@@ -200,7 +223,7 @@ class _Reader:
             return
         position = self.values["backend@"]
         keys = dispatch_keys()
-        if any(self.entries[section] for section in _FORWARD):
+        if any(self.entries[section] for section in FORWARD):
             if backend not in keys:
                 near = difflib.get_close_matches(backend, keys, n=2, cutoff=0.5)
                 hint = f"Did you mean {' or '.join(near)}? " if near else ""
@@ -208,98 +231,24 @@ class _Reader:
                     position, f"{backend!r} is no dispatch key", f"{hint}A device of one's own has PrivateUse1."
                 )
                 return
+            if not is_device_key(backend):
+                device = backend.removeprefix("Autograd")
+                meant = f"Write `backend: {device}`" if device != backend and device in keys else "Use PrivateUse1"
+                self.error(position, f"{backend} is a dispatch key, but not that of a device", f"{meant}.")
+                return
             if backend in self.natives.own_keys:
                 self.error(
                     position,
                     f"PyTorch has kernels of its own for {backend}",
                     "A backend outside PyTorch takes a key that PyTorch leaves free: PrivateUse1, XLA, Lazy.",
                 )
+                return
         if self.entries[Section.AUTOGRAD] and f"Autograd{backend}" not in keys:
             self.error(
                 self.entries[Section.AUTOGRAD][0].position,
                 f'there is no dispatch key "Autograd{backend}", so {backend} cannot have autograd kernels',
                 "Leave out `autograd:`.",
             )
-
-    def _check_sections(self) -> None:
-        self._check_twice()
-        self._check_autograd()
-        self._check_symint()
-        self._check_details()
-
-    def _check_twice(self) -> None:
-        """An operator is once in a list; and what is generated in full is in no other."""
-        for section, entries in self.entries.items():
-            first: dict[str, Entry] = {}
-            for entry in entries:
-                if entry.function is not None and entry.name in first:
-                    line = first[entry.name].position.line
-                    self.error(entry.position, f"{entry.name} is listed twice under {section}; first in line {line}")
-                first.setdefault(entry.name, entry)
-        full = {entry.name: entry for entry in self.entries[Section.FULL_CODEGEN]}
-        for section, why in (
-            (Section.SUPPORTED, "either its kernel is generated, or you write it"),
-            (Section.IR_GEN, "full_codegen makes the node already"),
-        ):
-            for entry in self.entries[section]:
-                if entry.name in full:
-                    self.error(
-                        entry.position,
-                        f"{entry.name} is under {section} and, in line {full[entry.name].position.line}, under "
-                        f"{Section.FULL_CODEGEN}: {why}",
-                        "Remove one of them.",
-                    )
-
-    def _check_autograd(self) -> None:
-        """All variants of an operator have kernels for the backend's key, or all for its autograd key."""
-        forward = {entry.name: entry for section in _FORWARD for entry in self.entries[section]}
-        for entry in self.entries[Section.AUTOGRAD]:
-            if entry.function is None:
-                continue
-            group = [str(other.func.name) for other in self.natives.grouped(entry.function)]
-            mixed = [name for name in (entry.name, *group) if name in forward]
-            if mixed:
-                other = forward[mixed[0]]
-                same = "is" if other.name == entry.name else f"is a variant of {other.name}, which is"
-                self.error(
-                    entry.position,
-                    f"{entry.name} is under autograd, and {same} under {other.section} in line "
-                    f"{other.position.line}: the variants of an operator have a forward kernel or an autograd kernel, "
-                    "not both",
-                    "Remove one of them.",
-                )
-
-    def _check_symint(self) -> None:
-        if "incomplete" in self.values:
-            return  # what a list that is none would have named is not known
-        listed = {entry.name for section in Section if section != Section.SYMINT for entry in self.entries[section]}
-        # What a mistyped entry was meant to be is not missing: the one mistake has been reported.
-        meant = {name for entries in self.entries.values() for entry in entries for name in entry.meant}
-        for entry in self.entries[Section.SYMINT]:
-            if entry.function is not None and entry.name not in listed | meant:
-                self.error(
-                    entry.position,
-                    f"{entry.name} is under symint, and in no other list",
-                    "symint says how the kernels of listed operators take sizes: list it, or remove it here.",
-                )
-
-    def _check_details(self) -> None:
-        primary = self.values.get("use_out_as_primary", False)
-        for section in Section:
-            for entry in self.entries[section]:
-                details = entry.details
-                if details.get("define_meta") and not details.get("structured"):
-                    self.error(entry.position, f"{entry.name} has `define_meta: true` without `structured: true`")
-                if details.get("structured"):
-                    if not primary:
-                        self.error(
-                            entry.position,
-                            f"{entry.name} has `structured: true`, which needs `use_out_as_primary: true`",
-                            "A structured kernel is an out kernel, of which the other variants are made.",
-                        )
-                    function = entry.function
-                    if function and not function.structured and function.structured_delegate is None:
-                        self.error(entry.position, f"{entry.name} is not structured in PyTorch")
 
     # ---- the model
 
@@ -326,6 +275,8 @@ class _Reader:
             extra_headers=self.values.get("extra_headers"),
             use_out_as_primary=self.values.get("use_out_as_primary", False),
             device_guard=self.values.get("device_guard", False),
+            symint=tuple(entry.name for entry in self.entries[Section.SYMINT]),
+            non_native_positions=self.non_native_positions,
         )
 
     def _operator(self, entry: Entry, section: Section, symint: set[str]) -> BackendOperator | None:
@@ -355,7 +306,7 @@ class _Reader:
         )
 
     def _has_kernel(self, name: str) -> bool:
-        return any(entry.name == name for section in _FORWARD for entry in self.entries[section])
+        return any(entry.name == name for section in FORWARD for entry in self.entries[section])
 
     def _shape_functions(self, operators: Iterable[BackendOperator]) -> Iterable[ShapeFunction]:
         for operator in _by_name(operators):
@@ -365,7 +316,7 @@ class _Reader:
 
 
 def _known_keys() -> str:
-    return f"The keys are: {', '.join(key for key in KEYS if key != 'recorder')}."
+    return f"The keys are: {', '.join(KEYS)}."
 
 
 def _has_node(function: NativeFunction) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,18 @@ from typing import Any
 import yaml
 
 from tarry.codegen.model import Position, Problem
+from tarry.codegen.syntax import syntax_problems
 
 # The C loader is several times quicker; a PyYAML built without it has only the other one.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class SourceError(Exception):
-    """The file cannot be read as YAML at all."""
+    """A file cannot be read at all."""
 
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(str(problem))
-        self.problem = problem
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = list(problems)
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,13 @@ class Document:
         return lines[number - 1] if 0 < number <= len(lines) else ""
 
 
-def read(path: Path) -> Document:
-    """Read a file, or say in one problem why it is no YAML."""
+def read(path: Path, keys: Sequence[str] = ()) -> Document:
+    """Read a file, or say why it is no YAML. `keys` are those that it may have at its top."""
     text = read_text(path, "a YAML file")
     try:
         root = yaml.compose(text, Loader=_LOADER)
     except yaml.YAMLError as error:
-        raise SourceError(_syntax_problem(path, text, error)) from error
+        raise SourceError(*syntax_problems(path, text, error, keys)) from error
     return Document(path, text, root)
 
 
@@ -78,41 +79,6 @@ def _similar_files(path: Path) -> str:
         return f"There is no directory {path.parent} either."
     near = difflib.get_close_matches(path.name, [item.name for item in path.parent.iterdir()], n=3)
     return f"Did you mean {' or '.join(str(path.parent / name) for name in near)}?" if near else ""
-
-
-def _syntax_problem(path: Path, text: str, error: yaml.YAMLError) -> Problem:
-    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    what = " ".join(str(part) for part in (getattr(error, "context", ""), getattr(error, "problem", "")) if part)
-    if mark is None:  # a character that YAML does not allow; the reader gives its place in the text
-        offset = getattr(error, "position", 0)
-        before = text[:offset] if isinstance(offset, int) else ""
-        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
-        return Problem(Position(str(path), line, column), f"this is not YAML: {str(error).splitlines()[0]}")
-    line, column = mark.line + 1, mark.column + 1
-    lines = text.splitlines()
-    tab = _tab_in_indentation(lines, line)
-    if tab:
-        return Problem(
-            Position(str(path), *tab), "this line is indented with a tab, which YAML does not allow", "Use spaces."
-        )
-    hint = "Check the indentation: all entries of a list begin in the same column."
-    misplaced = _misplaced_entry(lines, line)
-    if misplaced:
-        dashed = lines[misplaced[0] - 1].lstrip().startswith("-")
-        wrong = "is not indented like its neighbours" if dashed else "lacks its `- `"
-        return Problem(Position(str(path), *misplaced), f"this entry {wrong}", hint)
-    if re.search(r":\s*\S+.*:\s", lines[line - 1] if line <= len(lines) else ""):
-        hint = "A text with ': ' in it has to be in quotes."
-    return Problem(Position(str(path), line, column), f"this is not YAML: {what or str(error).splitlines()[0]}", hint)
-
-
-def _tab_in_indentation(lines: list[str], near: int) -> tuple[int, int] | None:
-    for number in (near, near + 1, near - 1):
-        if 0 < number <= len(lines):
-            indentation = re.match(r"\s*", lines[number - 1])
-            if indentation and "\t" in indentation[0]:
-                return number, indentation[0].index("\t") + 1
-    return None
 
 
 @dataclass(frozen=True)
@@ -150,26 +116,6 @@ def _content(line: str) -> str:
     return re.sub(r"(^|\s)#.*", "", line).strip()
 
 
-def _misplaced_entry(lines: list[str], near: int) -> tuple[int, int] | None:
-    """The entry of a list, at or just before a line, that begins in another column than the entries around it, or not
-    with a `- `."""
-    top = min(near, len(lines))
-    while top > 1 and re.match(r" *- ", lines[top - 1]):
-        top -= 1
-    if top < near and re.fullmatch(r" *[\w.]+", lines[top - 1].partition("#")[0].rstrip()):
-        return top, len(lines[top - 1]) - len(lines[top - 1].lstrip()) + 1
-    columns = {}
-    for number in range(max(1, near - 4), min(len(lines), near + 4) + 1):
-        entry = re.match(r"( *)- ", lines[number - 1])
-        if entry:
-            columns[number] = len(entry[1]) + 1
-    if not columns:
-        return None
-    usual = max(set(columns.values()), key=list(columns.values()).count)
-    odd = [number for number, column in columns.items() if column != usual and near - 1 <= number <= near]
-    return (odd[0], columns[odd[0]]) if len(odd) == 1 else None
-
-
 # ---- looking at nodes
 
 
@@ -196,9 +142,22 @@ def boolean(node: Any) -> bool | None:
     return None
 
 
-def pairs(node: Any) -> Iterator[tuple[Any, Any]]:
-    """Keys and values of a mapping."""
-    yield from node.value
+def pairs(node: Any, inside: tuple[Any, ...] = ()) -> Iterator[tuple[Any, Any]]:
+    """Keys and values of a mapping, after its own those that it merges (`<<: *other`) and does not have itself."""
+    merges = [(key, value) for key, value in node.value if key.tag.endswith(":merge")]
+    own = [pair for pair in node.value if pair not in merges]
+    yield from own
+    seen = {key.value for key, _ in own if is_text(key)}
+    for key, value in merges:
+        others = list(items(value)) if is_list(value) else [value]
+        if not all(is_mapping(other) and other is not node and other not in inside for other in others):
+            yield key, value  # not a merge: the reader says what it found instead
+            continue
+        for other in others:
+            for merged in pairs(other, (*inside, node)):
+                if not (is_text(merged[0]) and merged[0].value in seen):
+                    yield merged
+                    seen |= {merged[0].value} if is_text(merged[0]) else set()
 
 
 def items(node: Any) -> Iterator[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,9 @@ import pytest
 
 from tarry.codegen import output
 from tarry.codegen.__main__ import main
+from tarry.codegen.emit import nodes
+from tarry.codegen.natives import natives
+from tarry.codegen.reading import _has_node
 from tests.codegen.yamls import SMALL, write
 
 ROOT = Path(__file__).parent.parent.parent
@@ -82,6 +86,71 @@ def test_all_files_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_the_author_wrote_is_not_replaced(yaml: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    yaml.write_text("backend: Lazy\ncpp_namespace: mine\nfull_codegen: [bernoulli]\nsupported: [mm]\n")
+    kernels = "def mm(self, mat2): ...\n"
+    Path("kernels.py").write_text(kernels)
+    for folder in (".", "../" + Path.cwd().name):
+        assert _run("-s", yaml, "-o", folder, "--impl-path", "kernels.py") == 1
+        errors = capsys.readouterr().err
+        assert "kernels.py:1:1: error: this file was given to be read" in errors
+        assert "1 error; nothing was written" in errors
+    assert _run("-s", yaml, "-o", ".", "--dry-run") == 1
+    assert "kernels.py:1:1: error: this file was not generated" in capsys.readouterr().err
+    assert _run("-s", yaml, "-o", ".") == 1
+    assert sorted(path.name for path in Path().iterdir()) == ["kernels.py", "mine.yaml"]
+    assert Path("kernels.py").read_text() == kernels
+
+
+def test_a_copy_of_a_stub_that_is_read_is_not_replaced(yaml: Path) -> None:
+    """It still says that it was generated."""
+    assert _run("-s", yaml, "-o", "out", "-q") == 0
+    stub = Path("out/shape_inference.py")
+    mine = stub.read_text() + "# mine\n"
+    stub.write_text(mine)
+    assert _run("-s", yaml, "-o", "out", "--shape-inference-path", stub) == 1
+    assert stub.read_text() == mine
+
+
+def test_an_empty_file_is_in_nobodys_way(yaml: Path) -> None:
+    Path("out").mkdir()
+    Path("out/__init__.py").touch()
+    assert _run("-s", yaml, "-o", "out", "-q") == 0
+    assert Path("out/__init__.py").read_text().startswith("# Generated.")
+
+
+def test_a_directory_in_the_way_is_noticed_before_anything_is_written(
+    yaml: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("out/nodes.py").mkdir(parents=True)
+    assert _run("-s", yaml, "-o", "out") == 1
+    assert "out/nodes.py:1:1: error: this is a directory" in capsys.readouterr().err
+    assert [path.name for path in Path("out").iterdir()] == ["nodes.py"]
+
+
+def test_an_error_names_the_file_and_not_a_temporary_one(
+    yaml: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(source: str, target: Path) -> None:
+        raise OSError(13, "Permission denied", source)
+
+    monkeypatch.setattr(output.os, "replace", fails)
+    assert _run("-s", yaml, "-o", "out") == 1
+    assert "out/__init__.py: error: cannot be written: Permission denied" in capsys.readouterr().err
+    assert list(Path("out").iterdir()) == []
+
+
+def test_files_are_fresh_whatever_paths_the_command_was_given(yaml: Path) -> None:
+    assert _run("-s", yaml, "-o", "out", "-q") == 0
+    assert _run("-s", yaml.absolute(), "-o", Path("out").absolute(), "--check") == 0
+    for name in ("nodes.py", "COVERAGE.md", "operators.json"):
+        path = Path("out") / name
+        kept = path.read_text()
+        path.write_text(kept.rstrip("\n") + " \n")
+        assert _run("-s", yaml.absolute(), "-o", Path("out").absolute(), "--check") == 1, name
+        path.write_text(kept)
+
+
 def test_check_fails_on_stale_files_and_writes_nothing(yaml: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _run("-s", yaml, "-o", "out", "--check") == 1
     assert not Path("out").exists()
@@ -149,6 +218,54 @@ def test_missing_shape_functions_are_listed_with_their_signatures(
     Path("shapes.py").write_text(Path("stubs/shape_inference.py").read_text())
     assert _run("-s", yaml, "-o", "out", "--shape-inference-path", "shapes.py") == 0
     assert "from shapes import (" in Path("out/shape_inference.py").read_text()
+
+
+def test_a_missing_shape_function_of_a_non_native_node_is_an_error_at_its_line(
+    yaml: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where it has the name of an ATen operator that the YAML lists."""
+    yaml.write_text(
+        "backend: Lazy\ncpp_namespace: mine\nsupported:\n  - expand_copy\n  - _to_copy\nnon_native:\n"
+        "  - func: expand_copy(Tensor input) -> Tensor\n"
+    )
+    Path("shapes.py").write_text("")
+    assert _run("-s", yaml, "-o", "out", "--shape-inference-path", "shapes.py") == 1
+    assert "mine.yaml:7:5: error: shapes.py lacks the shape function of expand_copy" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("broken", ["    )", "    def f(a, a): ..."])
+def test_what_is_no_python_is_not_written(
+    broken: str, yaml: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(nodes, "docstring", lambda text: broken if text.startswith("relu(") else '    """a"""')
+    assert _run("-s", yaml, "-o", "out") == 1
+    errors = capsys.readouterr().err
+    assert "internal error of the generator" in errors
+    assert "class Relu(t.TypedNode):" in errors
+    assert not Path("out").exists()
+
+
+def test_the_code_is_formatted_as_the_project_is(tmp_path: Path) -> None:
+    """Among these are schemas and calls that just fit into a line, or just do not."""
+    ruff = shutil.which("ruff", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if ruff is None:
+        pytest.skip("ruff is not installed")
+    names = [*natives().by_name][::3]
+    generated = [name for name in names if name.partition(".")[0][-1] != "_" and _has_node(natives().by_name[name])]
+    listed = "".join(f"  - {name}\n" for name in generated)
+    supported = "".join(f"  - {name}\n" for name in [*natives().by_name][1::3])
+    text = f"backend: Lazy\ncpp_namespace: mine\nfull_codegen:\n{listed}supported:\n{supported}"
+    source = write(tmp_path, text, "many.yaml")
+    assert _run("-s", source, "-o", tmp_path / "out", "-q", "--gen-ts-lowerings") == 0
+    arguments = [ruff, "format", "--diff", "--no-cache", "--config", str(ROOT / "pyproject.toml"), "out"]
+    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[:4000] + done.stderr[-500:]
+
+
+def test_the_summary_counts_every_list(yaml: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run("-s", yaml, "-o", "out") == 0
+    counts = "13 full_codegen, 2 ir_gen, 4 supported, 1 autograd, 5 symint"
+    assert counts in capsys.readouterr().out
 
 
 def test_a_base_class_of_ones_own(yaml: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from tarry.codegen.model import Problem
 from tarry.codegen.reading import BackendYamlError, load_backend, read_backend
 from tests.codegen.yamls import PLAIN, SMALL, write
 
+ROOT = Path(__file__).parent.parent.parent
 HEAD = "backend: XLA\ncpp_namespace: mine\n"
 
 # What is wrong, the file, and of each error its line, column and some words of message and hint.
@@ -21,10 +24,64 @@ CASES: dict[str, tuple[str, list[tuple[int, int, str]]]] = {
     "only comments": ("# nothing\n\n", [(1, 1, "the file is empty")]),
     "a list": ("- abs\n- add.Tensor\n", [(1, 1, "expected a mapping with the keys of a backend, found a list")]),
     "a text": ("abs\n", [(1, 1, "expected a mapping")]),
-    "not YAML": (HEAD + "supported: [abs\nautograd: [\n", [(4, 9, "this is not YAML")]),
+    "not YAML": (HEAD + "supported: %abs\n", [(3, 12, "this is not YAML")]),
+    "two unclosed brackets": (
+        HEAD + "supported: [abs\nautograd: [\n",
+        [(3, 12, r"bracket \[ that opens here is not closed.*Write a \]"), (4, 11, "is not closed")],
+    ),
+    "unclosed brace": (HEAD + "supported:\n  - {abs\n  - neg\n", [(4, 5, "bracket { that opens.*Write a }")]),
+    "brackets of several lines": (
+        HEAD + "full_codegen: [tanh,\n  sigmoid,\n  abs]\nsupported:\n  -neg\n  - sin\n",
+        [(7, 3, "no space after the dash")],
+    ),
+    "a text of several lines": (
+        HEAD + "extra_headers: |\n  -abs\n\n  'word\nclass_name: 'My\n  Class'\nsupported:\n  -neg\n  - sin\n",
+        [(7, 13, '"class_name" is a name'), (10, 3, "no space after the dash")],
+    ),
+    "a value with a colon": (HEAD + "class_name: a: b\n", [(3, 14, "': ' in it has to be in quotes")]),
     "a tab": (HEAD + "supported:\n\t- abs\n", [(4, 1, "indented with a tab.*Use spaces")]),
     "a control character": (HEAD + "supported:\n  - a\x00bs\n", [(4, 6, "this is not YAML")]),
-    "unclosed quote": (HEAD + "supported:\n  - 'abs\n", [(5, 1, "this is not YAML")]),
+    "unclosed quote": (HEAD + "supported:\n  - 'abs\n", [(4, 5, "quote ' that opens here is not closed")]),
+    "unclosed quote, closed by another": (
+        HEAD + "supported:\n  - 'abs\n  - 'neg'\n  - sin\n",
+        [(4, 5, "quote ' that opens here is not closed")],
+    ),
+    "no space after the dash": (
+        HEAD + "supported:\n  - abs\n  -neg  # so\n  - sin\n",
+        [(5, 3, "no space after the dash.*Write `- neg`")],
+    ),
+    "another dash": (
+        HEAD + "supported:\n  - abs\n  \u2013 neg\n  - sin\n",
+        [(5, 3, r"begins with an en dash \(U\+2013\), not with '-'.*Write `- neg`")],
+    ),
+    "no-break space before": (
+        HEAD + "supported:\n  - abs\n\u00a0\u00a0- neg\n",
+        [(5, 1, r"indented with a no-break space \(U\+00A0\).*Use spaces")],
+    ),
+    "no-break space after": (
+        HEAD + "supported:\n  - abs\n  -\u00a0neg\n",
+        [(5, 4, r"after the dash is a no-break space \(U\+00A0\).*Write `- neg`")],
+    ),
+    "key without its colon": (
+        HEAD + "supported:\n  - abs\nfull_codegen\n  - neg\n  # more\n  - sin\n",
+        [(5, 1, "the key 'full_codegen' lacks its colon.*Write `full_codegen:`")],
+    ),
+    "key and value without a colon": (
+        "backend: XLA\ncpp_namespace mine\nsupported:\n  - abs\n",
+        [(2, 1, "lacks its colon.*Write `cpp_namespace: mine`")],
+    ),
+    "first entry without its dash": (
+        HEAD + "supported:\n  abs\n  - neg\n  # more\n  - sin\n",
+        [(4, 3, "lacks its `- `.*Write `- abs`")],
+    ),
+    "first entry indented less": (
+        HEAD + "supported:\n - abs\n  - neg\n  # more\n  - sin\n",
+        [(4, 2, "not indented like its neighbours")],
+    ),
+    "two mistakes of syntax": (
+        HEAD + "supported:\n  -abs\n  - neg\n  \u2014 sin\n  - cos\n",
+        [(4, 3, "no space after the dash"), (6, 3, "an em dash")],
+    ),
     "mistyped key": (HEAD + "suported:\n  - abs\n", [(3, 1, 'unknown key "suported".*Did you mean "supported"')]),
     "mistyped key, its contents": (
         HEAD + "suported:\n  - abss\n",
@@ -52,6 +109,23 @@ CASES: dict[str, tuple[str, list[tuple[int, int, str]]]] = {
         "backend: Vulkan\ncpp_namespace: x\nautograd:\n  - abs\n",
         [(4, 5, 'no dispatch key "AutogradVulkan"')],
     ),
+    "backend is no key of a device": (
+        "backend: Undefined\ncpp_namespace: x\nsupported: [abs]\n",
+        [(1, 10, "Undefined is a dispatch key, but not that of a device")],
+    ),
+    "backend is an autograd key": (
+        "backend: AutogradLazy\ncpp_namespace: x\nsupported: [abs]\nautograd: [max_pool3d]\n",
+        [(1, 10, "AutogradLazy is a dispatch key.*Write `backend: Lazy`")],
+    ),
+    "backend stands for many": (
+        "backend: CompositeImplicitAutograd\ncpp_namespace: x\nsupported: [abs]\nautograd: [max_pool3d]\n",
+        [(1, 10, "not that of a device")],
+    ),
+    "namespace is no name": (
+        "backend: XLA\ncpp_namespace: 'a b; drop'\n",
+        [(2, 16, "\"cpp_namespace\" is a name, found 'a b; drop'")],
+    ),
+    "key of tarry's own file": (HEAD + "recorder:\n  leaves: []\n", [(3, 1, 'unknown key "recorder"')]),
     "switch": (HEAD + "device_guard: frue\n", [(3, 15, '"device_guard" is true or false, not the text .frue')]),
     "text for a list": (HEAD + "supported: abs\n", [(3, 12, '"supported" is a list, found the text .abs')]),
     "mapping for a list": (HEAD + "supported:\n  abs:\n  neg:\n", [(4, 3, '"supported" is a list, found a mapping')]),
@@ -116,6 +190,10 @@ CASES: dict[str, tuple[str, list[tuple[int, int, str]]]] = {
         HEAD + "supported:\n  - mul.out:\n      structured: true\n",
         [(4, 5, "needs `use_out_as_primary: true`")],
     ),
+    "neither structured nor out as primary": (
+        HEAD + "supported:\n  - bernoulli: {structured: true}\n",
+        [(4, 5, "bernoulli is not structured in PyTorch")],
+    ),
     "not structured": (
         HEAD + "use_out_as_primary: true\nsupported:\n  - bernoulli:\n      structured: true\n",
         [(5, 5, "bernoulli is not structured in PyTorch")],
@@ -128,7 +206,7 @@ CASES: dict[str, tuple[str, list[tuple[int, int, str]]]] = {
         HEAD + "supported:\n  - mul.out: {device_guard: true}\n    add.out: {device_guard: true}\n",
         [(4, 5, "one entry names several operators: mul.out, add.out")],
     ),
-    "every leaf": (HEAD + 'full_codegen: "*"\n', [(3, 15, 'needs the key "recorder"')]),
+    "every leaf": (HEAD + 'full_codegen: "*"\n', [(3, 15, 'only for the file of tarry itself')]),
     "non-native text": (HEAD + "non_native:\n  - cast\n", [(4, 5, "is a mapping with the key `func`")]),
     "no func": (HEAD + "non_native:\n  - opkind: x\n", [(4, 5, "has no `func`")]),
     "mistyped func": (
@@ -144,6 +222,54 @@ CASES: dict[str, tuple[str, list[tuple[int, int, str]]]] = {
     "schema with other spaces": (
         HEAD + "non_native:\n  - func: cast(Tensor x,int y) -> Tensor\n",
         [(4, 11, r"Write `cast\(Tensor x, int y\) -> Tensor`|is not a schema")],
+    ),
+    "arguments of one name": (
+        HEAD + "non_native:\n  - func: expand(Tensor input, int input) -> Tensor\n",
+        [(4, 11, "it has two arguments 'input'")],
+    ),
+    "arguments of one name in Python": (
+        HEAD + "non_native:\n  - func: expand(Tensor self, int self_) -> Tensor\n",
+        [(4, 11, "it has two arguments 'self_'")],
+    ),
+    "schema's name with a dash": (
+        HEAD + "non_native:\n  - func: ex-pand(Tensor input) -> Tensor\n",
+        [(4, 11, "'ex-pand' is no name")],
+    ),
+    "schema's name with a digit": (
+        HEAD + "non_native:\n  - func: 3d(Tensor input) -> Tensor\n",
+        [(4, 11, "'3d' is no name")],
+    ),
+    "schema with a namespace": (
+        HEAD + "non_native:\n  - func: lazy::expand(Tensor input) -> Tensor\n",
+        [(4, 11, "has a namespace.*Write `expand`")],
+    ),
+    "default of another type": (
+        HEAD + "non_native:\n  - func: expand(Tensor input, int x=abc) -> Tensor\n",
+        [(4, 11, "'abc' is no default for 'x', which is of type int.*Write for example `int x=0`")],
+    ),
+    "default that is None": (
+        HEAD + "non_native:\n  - func: expand(Tensor input, int[2] x=None) -> Tensor\n",
+        [(4, 11, "'None' is no default for 'x'")],
+    ),
+    "default of a tensor": (
+        HEAD + "non_native:\n  - func: expand(Tensor input=0) -> Tensor\n",
+        [(4, 11, "'0' is no default for 'input'.*Only None")],
+    ),
+    "opkind is no name": (
+        HEAD + "non_native:\n  - func: cast(Tensor x) -> Tensor\n    opkind: 'a\"b'\n",
+        [(5, 13, "`opkind` is a name")],
+    ),
+    "merged keys": (
+        HEAD + "non_native:\n  - func: one(Tensor x) -> Tensor\n    <<: &d {opkind: my, colour: red}\n",
+        [(5, 25, "unknown key 'colour'")],
+    ),
+    "merge of a text": (
+        HEAD + "non_native:\n  - func: one(Tensor x) -> Tensor\n    <<: abc\n",
+        [(5, 5, "unknown key .*<<")],
+    ),
+    "merge of itself": (
+        HEAD + "non_native:\n  - &a\n    func: one(Tensor x) -> Tensor\n    <<: *a\n",
+        [(6, 5, "unknown key .*<<")],
     ),
     "non-native twice": (
         HEAD + "non_native:\n  - func: cast(Tensor x) -> Tensor\n  - func: cast(Tensor y) -> Tensor\n",
@@ -195,6 +321,43 @@ def test_what_is_right_has_no_errors(text: str, tmp_path: Path) -> None:
     assert _errors(tmp_path, text) == []
 
 
+def test_merge_keys_give_what_a_mapping_lacks(tmp_path: Path) -> None:
+    text = HEAD + (
+        "use_out_as_primary: true\nsupported:\n  - mul.out: &d {structured: true, device_guard: true}\n"
+        "  - add.out: {device_guard: false, <<: *d}\n"
+    )
+    details = {operator.name: operator.details for operator in load_backend(write(tmp_path, text)).operators}
+    assert details["mul.out"] == {"structured": True, "device_guard": True}
+    assert details["add.out"] == {"structured": True, "device_guard": False}
+
+
+def test_defaults_of_every_type_are_taken(tmp_path: Path) -> None:
+    arguments = (
+        'Tensor? a=None, int b=-1, int[2] c=0, int[] d=[1,2], float e=1e-05, bool f=True, Scalar g=1.5, str h="x", '
+        "ScalarType i=long, MemoryFormat j=contiguous_format, int k=Mean, SymInt l=1"
+    )
+    text = HEAD + f"non_native:\n  - func: 'many({arguments}) -> Tensor'\n"
+    assert [str(problem) for problem in _errors(tmp_path, text)] == []
+
+
+def test_what_torchgen_read_before_is_not_taken_for_pytorchs(tmp_path: Path) -> None:
+    """torchgen notes the keys of backends' YAMLs in what it remembers of PyTorch's own."""
+    script = f"""
+from torchgen.gen import get_grouped_native_functions, parse_native_yaml
+from torchgen.gen_backend_stubs import parse_backend_yaml
+from tarry.codegen.natives import native_folder
+from tarry.codegen.reading import load_backend
+folder = native_folder()
+parsed = parse_native_yaml(str(folder / "native_functions.yaml"), str(folder / "tags.yaml"))
+grouped = get_grouped_native_functions(parsed.native_functions)
+path = {str(write(tmp_path, HEAD + "supported: [abs]"))!r}
+parse_backend_yaml(path, grouped, parsed.backend_indices)
+load_backend(path)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
 def test_all_mistakes_come_in_one_run_in_the_order_of_the_file(tmp_path: Path) -> None:
     text = SMALL.replace("- relu", "- rely").replace("ir_gen:", "ir_genn:").replace("- LowerX", "").replace(
         "- ShapePrecompute", "- ShapePrecomputed"
@@ -232,6 +395,14 @@ MUTATIONS: dict[str, Callable[[str], str]] = {
     "two dashes": lambda line: line.replace("- ", "- - "),
     "a namespace": lambda line: line.replace("- ", "- aten::"),
     "a tab": lambda line: "\t" + line.lstrip(),
+    "no space after the dash": lambda line: line.replace("- ", "-"),
+    "a quote": lambda line: line.replace("- ", "- '"),
+    "a double quote": lambda line: line.replace("- ", '- "'),
+    "a bracket": lambda line: line.replace("- ", "- ["),
+    "a brace": lambda line: line.replace("- ", "- {"),
+    "another dash": lambda line: line.replace("- ", "\u2013 "),
+    "no-break spaces before": lambda line: line.replace("  ", "\u00a0\u00a0", 1),
+    "a no-break space after": lambda line: line.replace("- ", "-\u00a0"),
 }
 
 
@@ -244,5 +415,15 @@ def test_a_line_broken_anywhere_is_one_error_at_that_line(mutation: str, tmp_pat
         broken[k] = MUTATIONS[mutation](broken[k])
         if broken[k] == lines[k]:
             continue
+        found = _errors(tmp_path, "\n".join(broken))
+        assert [problem.position.line for problem in found] == [k + 1], (broken[k], [str(p) for p in found])
+
+
+def test_a_section_without_its_colon_is_one_error_at_that_line(tmp_path: Path) -> None:
+    lines = SMALL.splitlines()
+    keys = [k for k, line in enumerate(lines) if re.fullmatch(r"\w+:", line)]
+    assert len(keys) == 6
+    for k in keys:
+        broken = [*lines[:k], lines[k].removesuffix(":"), *lines[k + 1 :]]
         found = _errors(tmp_path, "\n".join(broken))
         assert [problem.position.line for problem in found] == [k + 1], (broken[k], [str(p) for p in found])

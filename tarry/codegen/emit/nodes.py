@@ -9,6 +9,7 @@ from tarry.codegen.emit.python import (
     FIELD_TYPES,
     assigned,
     call,
+    called,
     docstring,
     header,
     identifier,
@@ -112,7 +113,7 @@ def _init(schema: LazySchema, fields: Sequence[str]) -> list[str]:
         params += ([] if "*" in params else ["*"]) + ["shapes: t.Shapes | None = None"]
         last = ["shapes"]
     lines = [signature("def __init__", params, "None", "    ")]
-    lines.append(returned("super().__init__", fields, "        ", last=last).replace("return super()", "super()"))
+    lines.append(called("super().__init__", fields, "        ", last=last))
     if schema.properties.shape is Shape.COMPUTE:
         lines.append("        self.shapes()")
     return lines

@@ -99,9 +99,11 @@ def default(argument: LazyArgument, container: str = "({})") -> str | None:
 
 
 def _quoted(text: str) -> str:
-    """A string in double quotes, unless that takes escapes."""
-    shown = repr(text)
-    return f'"{text}"' if shown == f"'{text}'" and '"' not in text else shown
+    """A string in double quotes, unless that takes more escapes than single ones."""
+    if text.count('"') > text.count("'"):
+        return repr(text)
+    escaped = {'"': '\\"', "'": "'"}
+    return f'"{"".join(escaped.get(char) or repr(char)[1:-1] for char in text)}"'
 
 
 def parameters(
@@ -175,8 +177,9 @@ def docstring(text: str, indent: str = "    ") -> str:
             current = indent
         current += f"{word} "
     lines.append(current.rstrip())
-    if len(lines[-1]) + 3 > LINE_LENGTH:
-        return "\n".join(lines) + f'\n{indent}"""'
+    if len(lines[-1]) + 3 > LINE_LENGTH:  # the last word goes with the quotes that follow it
+        head, _, word = lines[-1].rpartition(" ")
+        lines[-1:] = [head, f"{indent}{word}"]
     return "\n".join(lines) + '"""'
 
 
@@ -186,12 +189,19 @@ def tuple_of(items: Iterable[str]) -> str:
     return f"({', '.join(listed)}{',' if len(listed) == 1 else ''})"
 
 
-def returned(head: str, items: Sequence[str], indent: str, first: Sequence[str] = (), last: Sequence[str] = ()) -> str:
-    """`return head(*first, (items), *last)`, with the tuple on lines of its own where it is long."""
-    one = call(f"return {head}", [*first, tuple_of(items), *last], indent)
+def returned(head: str, items: Sequence[str], indent: str, first: Sequence[str] = ()) -> str:
+    """`return head(*first, (items))`, with the tuple on lines of its own where it is long."""
+    return called(f"return {head}", items, indent, first)
+
+
+def called(
+    head: str, items: Sequence[str], indent: str, first: Sequence[str] = (), last: Sequence[str] = ()
+) -> str:
+    """`head(*first, (items), *last)`, with the tuple on lines of its own where it is long."""
+    one = call(head, [*first, tuple_of(items), *last], indent)
     if max(map(len, one.splitlines())) <= LINE_LENGTH:
         return one
-    return f"{assigned('args', items, indent)}\n" + call(f"return {head}", [*first, "args", *last], indent)
+    return f"{assigned('args', items, indent)}\n" + call(head, [*first, "args", *last], indent)
 
 
 def needs_torch(schemas: Iterable[LazySchema], *more: Base) -> bool:
