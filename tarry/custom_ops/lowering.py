@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 KERNELS = "tarry_lowered"
 """The namespace of the operators that kernel lowerings become."""
 
-_libraries: dict[str, list[torch.library.Library]] = {}
+_libraries: dict[tuple[str, str], torch.library.Library] = {}
+"""The libraries of these, by operator and backend."""
+
+_lowered: dict[str, dict[str, Callable[..., Any]]] = {}
+"""What is registered, by operator and backend."""
 
 
 def check_backend(op: CustomOp, backend: str) -> None:
@@ -35,13 +39,20 @@ def check_backend(op: CustomOp, backend: str) -> None:
 
 def register(op: CustomOp, backend: str, function: Callable[..., Any], kernel: bool) -> None:
     """Note a lowering. One that is a kernel becomes an operator of its own, which no compiler looks into."""
-    lowerings.register(backend, op._qualname, _as_operator(op, backend, function) if kernel else function)
+    lowered = _as_operator(op, backend, function) if kernel else function
+    _lowered.setdefault(op._qualname, {})[backend] = lowered
+    lowerings.register(backend, op._qualname, lowered)
 
 
-def remove(op: CustomOp) -> None:
-    """Forget the lowerings of an operator."""
+def remove(op: CustomOp, backend: str) -> None:
+    """Forget an operator's lowering for a backend."""
     lowerings.remove(op._qualname)
-    for library in _libraries.pop(op._qualname, []):
+    others = _lowered.get(op._qualname, {})
+    others.pop(backend, None)
+    for other, lowered in others.items():
+        lowerings.register(other, op._qualname, lowered)
+    library = _libraries.pop((op._qualname, backend), None)
+    if library is not None:
         library._destroy()
 
 
@@ -55,7 +66,7 @@ def _as_operator(op: CustomOp, backend: str, function: Callable[..., Any]) -> Ca
     library.define(f"{name}{without_name(op._schema)}", tags=(torch.Tag.needs_fixed_stride_order,))
     library.impl(name, function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{KERNELS}::{name}", op._get_impl("abstract").func, lib=library)
-    _libraries.setdefault(op._qualname, []).append(library)
+    _libraries[op._qualname, backend] = library
     return lambda *args, **kwargs: getattr(getattr(torch.ops, KERNELS), name).default(*args, **kwargs)
 
 
