@@ -77,8 +77,8 @@ def _is_tensor_list(kind: str) -> bool:
 def _named_tuple(name: str, names: Sequence[str]) -> Any:
     """A named tuple. Arguments may be called what a field may not, `_x` or `from`."""
     made: Any = namedtuple(name, names, rename=True)  # type: ignore[misc]
-    for position, (wanted, field_name) in enumerate(zip(names, made._fields, strict=True)):
-        if wanted != field_name and not hasattr(made, wanted):
+    for position, wanted in enumerate(names):
+        if not hasattr(made, wanted):
             setattr(made, wanted, property(operator.itemgetter(position)))
     return made
 

@@ -179,11 +179,11 @@ def _is_taken(qualname: str) -> bool:
     return True
 
 
-def custom_op_from_existing(overload: Any) -> CustomOp:
+def custom_op_from_existing(op: Any) -> CustomOp:
     """A CustomOp for an operator that torch.library or a C++ library has declared, to register more for it."""
-    namespace, name = parse_qualname(overload.name())
+    namespace, name = parse_qualname(op.name())
     library = torch.library.Library(namespace, "FRAGMENT")
-    return CustomOp(library, namespace, overload._schema, name, overload._handle, _private_access=True)
+    return CustomOp(library, namespace, op._schema, name, op._handle, _private_access=True)
 
 
 def find_custom_op(qualname: str, also_check_torch_library: bool = False) -> CustomOp:

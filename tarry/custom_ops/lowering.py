@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -27,14 +28,30 @@ _lowered: dict[str, dict[str, Callable[..., Any]]] = {}
 
 
 def check_backend(op: CustomOp, backend: str) -> None:
-    """Raise ValueError for a backend that lowers nothing, or an operator that cannot be lowered."""
+    """Raise ValueError for a backend that lowers nothing or is not known, or an operator that cannot be lowered."""
     if backend == "eager":
         raise ValueError(f"{op}: backend 'eager' runs the operator's own kernels; register one with impl instead")
+    _check_name(op, backend)
     if not is_functional(op._schema):
         raise ValueError(
             f"{op}: only a functional operator can be lowered, and its schema is {op._schema}. Declare a functional "
             "one, and write its result where it belongs."
         )
+
+
+def _check_name(op: CustomOp, backend: str) -> None:
+    from tarry import _api
+
+    # The backend in use may be an object that has a name, and is not registered under it.
+    known = [*_api.registry.names(), _api.get_backend().name]  # type: ignore[attr-defined]
+    if backend in known or backend.startswith("dynamo:"):
+        return
+    near = difflib.get_close_matches(backend, known, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(
+        f"{op}.lower: there is no backend {backend!r}.{hint} Known: {', '.join(known)}. One of your own is made known "
+        "with tarry.register_backend, before it is named here."
+    )
 
 
 def register(op: CustomOp, backend: str, function: Callable[..., Any], kernel: bool) -> None:

@@ -101,7 +101,11 @@ class CustomOp:
 
     # ---- kernels
 
-    def impl(self, device_types: str | Iterable[str] = ("cpu", "cuda")) -> Callable[[Function], Function]:
+    # `_stacklevel` is taken for the sake of code written for torch._custom_op: the user's line is found without it.
+
+    def impl(
+        self, device_types: str | Iterable[str] = ("cpu", "cuda"), _stacklevel: int = 2
+    ) -> Callable[[Function], Function]:
         """Register a kernel for some types of devices: "cpu", "cuda", ..., or "tarry", where it is then called at once
         with lazy tensors instead of being recorded as one node."""
         self._check_alive()
@@ -131,7 +135,7 @@ class CustomOp:
 
         return inner
 
-    def impl_abstract(self) -> Callable[[Function], Function]:
+    def impl_abstract(self, _stacklevel: int = 2) -> Callable[[Function], Function]:
         """Register what the results look like (shape, dtype, strides, device), given tensors without data.
 
         It is what tarry, torch.compile and torch.export know of the operator. For a size that depends on data, call
@@ -153,7 +157,7 @@ class CustomOp:
 
     # ---- gradients
 
-    def impl_save_for_backward(self) -> Callable[[Function], Function]:
+    def impl_save_for_backward(self, _stacklevel: int = 2) -> Callable[[Function], Function]:
         """Register `function(inputs, output)`, which returns what the backward function is to be given. `inputs` is a
         named tuple of the arguments. See `impl_backward`."""
 
@@ -163,7 +167,9 @@ class CustomOp:
 
         return inner
 
-    def impl_backward(self, output_differentiability: Sequence[bool] | None = None) -> Callable[[Function], Function]:
+    def impl_backward(
+        self, output_differentiability: Sequence[bool] | None = None, _stacklevel: int = 2
+    ) -> Callable[[Function], Function]:
         """Register `function(ctx, saved, *grads)`, which returns a dict from the names of all tensor arguments to their
         gradients (None: there is none). `grads` are those of the results, with zeros where there was none.
         `ctx.needs_input_grad` says by name whose gradients are wanted.

@@ -17,6 +17,12 @@ from tarry.custom_ops.types import SchemaType, UnsupportedType, default_text, re
 Schema = torch._C.FunctionSchema
 """PyTorch's schemas: their arguments with types, defaults and alias annotations. Checked on torch 2.11 and 2.13."""
 
+
+def supported_param(param: inspect.Parameter) -> bool:
+    """Whether an operator can have a parameter of that kind."""
+    return param.kind in _PLAIN_KINDS
+
+
 _PLAIN_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 

@@ -191,7 +191,9 @@ def _one_default(value: Any, kind: str) -> str:
         if any(character in str(value) for character in '"\\\n'):
             raise _cannot_hold(value, kind)
         return f'"{value}"'
-    return repr(float(value)) if kind == "float" else str(value).removeprefix("torch.")
+    if isinstance(value, int) and kind == "float":
+        return repr(float(value))
+    return str(value).removeprefix("torch.")
 
 
 def _cannot_hold(value: Any, kind: str) -> UnsupportedType:
