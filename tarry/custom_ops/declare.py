@@ -153,13 +153,15 @@ def define(
             "more for theirs, use tarry.custom_ops.impl and the like."
         )
     library = torch.library.Library(namespace, "FRAGMENT")
-    library.define(f"{name}{without_name(schema)}", tags=tuple(tags))
+    declared_tags = tuple(tags)
+    library.define(f"{name}{without_name(schema)}", tags=declared_tags)
     handle = find_ophandle(qualname)
     if into is None:
         op = CustomOp(library, namespace, schema, name, handle, _private_access=True, _contract=contract, _place=place)
     else:
         op = into
         op._bind(library, namespace, schema, name, handle, contract, place)
+    op._tags = set(declared_tags)  # PyTorch may have added some
     op._register_autograd()
     install_error_callback(op)
     return op

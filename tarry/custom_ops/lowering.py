@@ -43,7 +43,7 @@ def _check_name(op: CustomOp, backend: str) -> None:
     from tarry import _api
 
     # The backend in use may be an object that has a name, and is not registered under it.
-    known = [*_api.registry.names(), _api.get_backend().name]  # type: ignore[attr-defined]
+    known = sorted({*_api.registry.names(), _api.get_backend().name})  # type: ignore[attr-defined]
     if backend in known or backend.startswith("dynamo:"):
         return
     near = difflib.get_close_matches(backend, known, n=1)
