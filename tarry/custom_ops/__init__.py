@@ -65,7 +65,7 @@ def impl(qualname: str, *, device_types: str | Iterable[str] = ("cpu", "cuda"), 
 
 def impl_abstract(qualname: str, *, func: Function | None = None) -> Any:
     """Register what the results look like: see `CustomOp.impl_abstract`."""
-    return _registered(qualname, func, lambda op: op.impl_abstract())
+    return _registered(qualname, func, lambda op: op.impl_abstract(), missing=RuntimeError)
 
 
 def impl_save_for_backward(qualname: str, *, func: Function | None = None) -> Any:
@@ -81,12 +81,19 @@ def impl_backward(
 
 
 def _registered(
-    qualname: str, func: Function | None, method: Callable[[CustomOp], Callable[[Function], Function]]
+    qualname: str,
+    func: Function | None,
+    method: Callable[[CustomOp], Callable[[Function], Function]],
+    missing: type[Exception] = ValueError,
 ) -> Any:
-    """Register a function, or return a decorator that does."""
+    """Register a function, or return a decorator that does. `missing` is the error for an operator there is not."""
 
     def inner(given: Function) -> Function:
-        return method(find_custom_op(qualname, also_check_torch_library=True))(given)
+        try:
+            op = find_custom_op(qualname, also_check_torch_library=True)
+        except ValueError as error:
+            raise missing(str(error)) from None
+        return method(op)(given)
 
     return inner if func is None else inner(func)
 

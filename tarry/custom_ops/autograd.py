@@ -6,9 +6,10 @@ the others to a *rule*: an operator of the same schema in the namespace `tarry_a
 
 from __future__ import annotations
 
+import operator
+from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -33,12 +34,53 @@ class BackwardContext:
 
 @dataclass(frozen=True)
 class Formula:
-    """How an operator is differentiated."""
+    """How an operator is differentiated. It has all that a graph needs which outlives the operator."""
 
     op: CustomOp
     save_for_backward: FuncAndLocation
     backward: FuncAndLocation
     output_differentiability: Sequence[bool] | None
+    names: tuple[str, ...]
+    """Of the arguments, in the order of the schema."""
+    tensors: frozenset[str]
+    """Names of those that are tensors or lists of tensors."""
+    lists: frozenset[int]
+    """Positions of those that are lists of tensors."""
+    named: Callable[..., Any]
+    """Makes a named tuple of the arguments."""
+    function: Any
+    """The autograd.Function."""
+
+
+def make_formula(op: CustomOp) -> Formula:
+    """The formula of an operator that has both functions."""
+    declared = op._schema.arguments
+    names = tuple(argument.name for argument in declared)
+    tensors = [argument for argument in declared if "Tensor" in str(argument.type)]
+    return Formula(
+        op,
+        op._get_impl("save_for_backward"),
+        op._get_impl("backward"),
+        op._output_differentiability,
+        names,
+        frozenset(argument.name for argument in tensors),
+        frozenset(k for k, argument in enumerate(declared) if _is_tensor_list(str(argument.type))),
+        _named_tuple(f"{op._opname}_args", names),
+        op._autograd_function,
+    )
+
+
+def _is_tensor_list(kind: str) -> bool:
+    return "List" in kind and "Tensor" in kind
+
+
+def _named_tuple(name: str, names: Sequence[str]) -> Any:
+    """A named tuple. Arguments may be called what a field may not, `_x` or `from`."""
+    made: Any = namedtuple(name, names, rename=True)  # type: ignore[misc]
+    for position, wanted in enumerate(names):
+        if not hasattr(made, wanted):
+            setattr(made, wanted, property(operator.itemgetter(position)))
+    return made
 
 
 def make_rule(op: CustomOp) -> Callable[..., Any]:
@@ -69,6 +111,8 @@ def _refuse(op: CustomOp) -> NoReturn:
 
 def _in_order(op: CustomOp, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
     """Every argument of the schema, in its order: the dispatcher leaves out those that have their default value."""
+    if not kwargs and len(args) == len(op._arguments):
+        return list(args)
     values = []
     for position, (name, keyword_only, default) in enumerate(op._arguments):
         if keyword_only:
@@ -78,31 +122,54 @@ def _in_order(op: CustomOp, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     return values
 
 
-@dataclass
+@dataclass(slots=True)
 class _Call:
-    """One call on its way through an autograd.Function, which takes flat arguments only."""
+    """One call on its way through an autograd.Function, which takes flat arguments only: lists of tensors are spread
+    out. It has no tensors, which would make cycles."""
 
     formula: Formula
-    structure: pytree.TreeSpec
+    lengths: list[int | None] | None
+    """How long each list of tensors is, None for what is none. None altogether: there are no lists."""
+    kinds: list[type] = field(default_factory=list)
+    """The types of the flat arguments."""
     returned: pytree.TreeSpec | None = None
+    """The structure of the results; None for a single tensor."""
+    saved: _Saved | None = None
+
+    def nested(self, flat: Sequence[Any]) -> Sequence[Any]:
+        """Flat values by argument."""
+        if self.lengths is None:
+            return flat
+        rest = iter(flat)
+        return [next(rest) if length is None else [next(rest) for _ in range(length)] for length in self.lengths]
+
+    def results(self, flat: Sequence[Any]) -> Any:
+        """Flat results as the operator returns them."""
+        return flat[0] if self.returned is None else pytree.tree_unflatten(list(flat), self.returned)
 
 
 def _apply(formula: Formula, values: list[Any]) -> Any:
-    flat, structure = pytree.tree_flatten(values)
-    call = _Call(formula, structure)
-    with _below_transforms():
-        results = formula.op._autograd_function.apply(call, *flat)
-    assert call.returned is not None
-    return pytree.tree_unflatten(list(results), call.returned)
+    flat, lengths = _spread(values, formula.lists) if formula.lists else (values, None)
+    call = _Call(formula, lengths)
+    if torch._C._are_functorch_transforms_active():
+        from torch._functorch.utils import enable_single_level_autograd_function
+
+        # Says to torch.func that a function that looks at none of its transforms is meant (see make_function).
+        with enable_single_level_autograd_function():
+            results = formula.function.apply(call, *flat)
+    else:
+        results = formula.function.apply(call, *flat)
+    return call.results(results)
 
 
-def _below_transforms() -> AbstractContextManager[None]:
-    """Say to torch.func that a function that looks at none of its transforms is meant (see make_function)."""
-    if not torch._C._are_functorch_transforms_active():
-        return nullcontext()
-    from torch._functorch.utils import enable_single_level_autograd_function
-
-    return enable_single_level_autograd_function()
+def _spread(values: Sequence[Any], lists: frozenset[int]) -> tuple[list[Any], list[int | None]]:
+    flat: list[Any] = []
+    lengths: list[int | None] = []
+    for position, value in enumerate(values):
+        is_spread = position in lists and value is not None
+        flat.extend(value if is_spread else [value])
+        lengths.append(len(value) if is_spread else None)
+    return flat, lengths
 
 
 def make_function(name: str) -> Any:
@@ -111,62 +178,76 @@ def make_function(name: str) -> Any:
     The dispatcher has taken care of the transforms of torch.func when the rule is called, as for any operator. So this
     is the function that looks at none of them, which is private to torch (checked on 2.11 and 2.13).
     """
-    members = {
-        "forward": staticmethod(_forward),
-        "setup_context": staticmethod(_setup_context),
-        "backward": staticmethod(_backward),
-    }
+    members = {"forward": staticmethod(_forward), "backward": staticmethod(_backward)}
     return type(f"{name}_customop", (torch.autograd.function._SingleLevelFunction,), members)
 
 
-def _forward(call: _Call, *flat: Any) -> tuple[Any, ...]:
-    op = call.formula.op
-    pairs = list(zip(op._arguments, pytree.tree_unflatten(list(flat), call.structure), strict=True))
+def _forward(ctx: Any, call: _Call, *flat: Any) -> tuple[Any, ...]:
+    formula = call.formula
+    values = call.nested(flat)
     with torch._C._AutoDispatchBelowAutograd():  # checked on torch 2.11 and 2.13
-        result = op._overload(
-            *(value for (_, keyword_only, _), value in pairs if not keyword_only),
-            **{name: value for (name, keyword_only, _), value in pairs if keyword_only},
-        )
-    results, call.returned = pytree.tree_flatten(result)
-    return tuple(results)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    call: _Call = inputs[0]
-    assert call.returned is not None
-    formula, op = call.formula, call.formula.op
-    values = pytree.tree_unflatten(list(inputs[1:]), call.structure)
-    result = pytree.tree_unflatten(list(output), call.returned)
-    saved = formula.save_for_backward.func(_named(op, values), result)
-    kinds = _named(op, [pytree.tree_map(type, value) for value in values])
-    ctx.set_materialize_grads(True)
+        result = _call_with(formula.op, values)
+    results: tuple[Any, ...] = (result,)
+    if not isinstance(result, torch.Tensor):
+        leaves, call.returned = pytree.tree_flatten(result)
+        results = tuple(leaves)
+    call.kinds = [type(value) for value in flat]
     ctx.call = call
-    _save(ctx, (saved, kinds))
-    _mark_non_differentiable(ctx, result, formula.output_differentiability)
+    _save(ctx, formula.save_for_backward.func(formula.named(*values), result))
+    if formula.output_differentiability is not None:
+        _mark_non_differentiable(ctx, result, formula.output_differentiability)
+    return results
 
 
-def _named(op: CustomOp, values: Sequence[Any]) -> Any:
-    """Values by the names of the arguments."""
-    return op._named_arguments(*values)
+def _call_with(op: CustomOp, values: Sequence[Any]) -> Any:
+    if not op._has_keywords:
+        return op._op(*values)
+    pairs = list(zip(op._arguments, values, strict=True))
+    return op._op(
+        *(value for (_, keyword_only, _), value in pairs if not keyword_only),
+        **{name: value for (name, keyword_only, _), value in pairs if keyword_only},
+    )
+
+
+@dataclass(slots=True)
+class _Saved:
+    """What was saved besides tensors, and how to put it together again. No structure: it was one tensor."""
+
+    structure: pytree.TreeSpec | None = None
+    is_tensor: Sequence[bool] = (True,)
+    others: Sequence[Any] = ()
+
+
+_ONE_TENSOR = _Saved()
 
 
 def _save(ctx: Any, things: Any) -> None:
     """Keep anything for backward. Tensors go through save_for_backward, or they would make cycles and hide writes."""
-    flat, ctx.saved_structure = pytree.tree_flatten(things)
-    ctx.is_tensor = [isinstance(thing, torch.Tensor) for thing in flat]
-    ctx.save_for_backward(*(thing for thing in flat if isinstance(thing, torch.Tensor)))
-    ctx.others = [thing for thing in flat if not isinstance(thing, torch.Tensor)]
+    if things is None:
+        return
+    if isinstance(things, torch.Tensor):
+        ctx.save_for_backward(things)
+        ctx.call.saved = _ONE_TENSOR
+        return
+    flat, structure = pytree.tree_flatten(things)
+    is_tensor = [isinstance(thing, torch.Tensor) for thing in flat]
+    ctx.save_for_backward(*(thing for thing, saved in zip(flat, is_tensor, strict=True) if saved))
+    others = [thing for thing, saved in zip(flat, is_tensor, strict=True) if not saved]
+    ctx.call.saved = _Saved(structure, is_tensor, others)
 
 
 def _saved(ctx: Any) -> Any:
-    tensors, others = iter(ctx.saved_tensors), iter(ctx.others)
-    flat = [next(tensors) if is_tensor else next(others) for is_tensor in ctx.is_tensor]
-    return pytree.tree_unflatten(flat, ctx.saved_structure)
+    saved: _Saved | None = ctx.call.saved
+    if saved is None:
+        return None
+    tensors, others = iter(ctx.saved_tensors), iter(saved.others)
+    if saved.structure is None:
+        return next(tensors)
+    flat = [next(tensors) if is_tensor else next(others) for is_tensor in saved.is_tensor]
+    return pytree.tree_unflatten(flat, saved.structure)
 
 
-def _mark_non_differentiable(ctx: Any, result: Any, differentiable: Sequence[bool] | None) -> None:
-    if differentiable is None:
-        return
+def _mark_non_differentiable(ctx: Any, result: Any, differentiable: Sequence[bool]) -> None:
     results = result if isinstance(result, tuple) else (result,)
     marked: list[torch.Tensor] = []
     for index, (wanted, made) in enumerate(zip(differentiable, results, strict=True)):
@@ -184,26 +265,28 @@ def _mark_non_differentiable(ctx: Any, result: Any, differentiable: Sequence[boo
 
 def _backward(ctx: Any, *flat_grads: Any) -> tuple[Any, ...]:
     call: _Call = ctx.call
-    assert call.returned is not None
-    grads = pytree.tree_unflatten(list(flat_grads), call.returned)
-    saved, kinds = _saved(ctx)
-    needed = pytree.tree_unflatten(list(ctx.needs_input_grad[1:]), call.structure)
-    names = [name for name, _, _ in call.formula.op._arguments]
-    context = BackwardContext({n: any(pytree.tree_leaves(need)) for n, need in zip(names, needed, strict=True)})
-    found = call.formula.backward.func(context, saved, *(grads if isinstance(grads, tuple) else (grads,)))
-    _GradientCheck(call.formula, kinds).run(found)
-    flat: list[Any] = []
-    for name, kind in zip(names, kinds, strict=True):
-        missing = pytree.tree_map(lambda _: None, kind)
-        given = found.get(name, missing)
-        flat.extend(given if isinstance(kind, list) else [given])
-    return (None, *flat)
+    formula = call.formula
+    grads = call.results(flat_grads)
+    needed = call.nested(ctx.needs_input_grad[1:])
+    context = BackwardContext(
+        {n: any(need) if isinstance(need, list) else need for n, need in zip(formula.names, needed, strict=True)}
+    )
+    found = formula.backward.func(context, _saved(ctx), *(grads if isinstance(grads, tuple) else (grads,)))
+    kinds = call.nested(call.kinds)
+    _GradientCheck(formula, kinds).run(found)
+    flat: list[Any] = [None]
+    for name, kind in zip(formula.names, kinds, strict=True):
+        if isinstance(kind, list):
+            flat.extend(found.get(name) or [None] * len(kind))
+        else:
+            flat.append(found.get(name))
+    return tuple(flat)
 
 
 class _GradientCheck:
     """Whether a backward function returned what it has to: a dict with a gradient for each tensor argument."""
 
-    def __init__(self, formula: Formula, kinds: Any) -> None:
+    def __init__(self, formula: Formula, kinds: Sequence[Any]) -> None:
         self.formula = formula
         self.kinds = kinds
 
@@ -218,15 +301,15 @@ class _GradientCheck:
                 f"has to be a dict from names of arguments to gradients in what it returns, and it returned a "
                 f"{type(found).__name__}. Expected its result to be a dict."
             )
-        expected = {a.name for a in self.formula.op._overload._schema.arguments if "Tensor" in str(a.type)}
+        expected = self.formula.tensors
         if found.keys() != expected:
             self.fail(
-                f"was expected to have keys {expected or '{}'} in the dict it returns, and has {set(found)}. Each "
+                f"was expected to have keys {set(expected) or '{}'} in the dict it returns, and has {set(found)}. Each "
                 "argument that is a tensor or a list of tensors has a gradient there, or None; arguments of "
                 "non-Tensor-like types have none."
             )
-        for name, gradient in found.items():
-            kind = getattr(self.kinds, name)
+        for name, kind in zip(self.formula.names, self.kinds, strict=True):
+            gradient = found.get(name)
             if isinstance(kind, list):
                 self.check_list(name, gradient, kind)
             else:

@@ -7,7 +7,7 @@ and lets the others go on: one run tells everything.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,8 @@ from torch.utils import _pytree as pytree  # not public, but stable: checked on 
 
 from tarry import _api
 from tarry.custom_ops.comparison import difference, same_bytes
-from tarry.custom_ops.gradients import check_gradients, gradients
+from tarry.custom_ops.conflicts import has_abstract
+from tarry.custom_ops.gradients import check_gradients, check_incoming, gradients
 from tarry.errors import CustomOpCheckError
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class Case:
 
     op: CustomOp
     values: list[Any]
+    versions: list[int] = field(default_factory=list)
+    """How often each tensor of `plain` had been written to before the call."""
 
     def copies(self, change: Callable[[torch.Tensor], torch.Tensor] | None = None) -> list[Any]:
         """Arguments that may be written to; two that are views of one buffer stay so. `change` is applied to each."""
@@ -62,8 +65,20 @@ class Case:
     def plain(self) -> tuple[list[Any], Any]:
         """The arguments after a call without gradients, and its results."""
         values = self.copies()
+        self.versions = [tensor._version for _, _, tensor in self.tensors(values)]
         with torch.no_grad():
             return values, self.call(values)
+
+    @cached_property
+    def again(self) -> tuple[list[Any], Any]:
+        """The same of a second call: with other random numbers, if the operator must not look at them."""
+        values = self.copies()
+        with torch.no_grad():
+            if self.is_random:
+                return values, self.call(values)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(SEED + 1)
+                return values, _call_unseeded(self, values)
 
     @property
     def is_random(self) -> bool:
@@ -130,9 +145,11 @@ def _first_line(error: Exception) -> str:
 
 def _mutation(case: Case) -> Iterator[str]:
     after, _ = case.plain
-    for (name, declared, now), (_, _, before) in zip(case.tensors(after), case.tensors(case.values), strict=True):
+    tensors = zip(case.tensors(after), case.tensors(case.values), case.versions, strict=True)
+    for (name, declared, now), (_, _, before), version in tensors:
         written = declared.alias_info is not None and declared.alias_info.is_write
-        if not written and not same_bytes(now, before):
+        # Other arguments may bring other values: the count of writes tells of those that change nothing here.
+        if not written and (now._version != version or not same_bytes(now, before)):
             advice = "Name it in mutates_args, or copy it first"
             yield f"argument {name} was written to, and the schema does not say so. {advice}"
 
@@ -153,18 +170,18 @@ def _aliasing(case: Case) -> Iterator[str]:
         if buffer in seen and made.numel() and not aliases:
             yield f"{name} shares memory with {seen[buffer]}. Return a copy of one of them"
         seen[buffer] = name
+    for (name, declared, made), (_, _, second) in zip(case.results(result), case.results(case.again[1]), strict=True):
+        if declared.alias_info is None and made.numel() and _is_same_buffer(made, second):
+            yield f"{name} of two calls is in the same memory: whoever writes to one changes the other. Return a copy"
+
+
+def _is_same_buffer(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
 def _determinism(case: Case) -> Iterator[str]:
     after, result = case.plain
-    again = case.copies()
-    with torch.no_grad():
-        if case.is_random:
-            second = case.call(again)
-        else:  # with other random numbers: it must not look at them
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(SEED + 1)
-                second = _call_unseeded(case, again)
+    again, second = case.again
     advice = (
         "It draws from something else than PyTorch's generator of the device"
         if case.is_random
@@ -191,6 +208,12 @@ def _abstract(case: Case) -> Iterator[str]:
 
     _, result = case.plain
     if "factory" in case.op._impls:
+        return
+    if not has_abstract(case.op._qualname):
+        yield (
+            "there is none. Register one with impl_abstract: without it, tarry runs the operator at once instead of "
+            "recording it, and torch.compile and torch.export refuse it"
+        )
         return
     mode = FakeTensorMode(shape_env=ShapeEnv())
     values = case.copies(lambda tensor: mode.from_tensor(tensor, static_shapes=True))
@@ -231,10 +254,12 @@ def _recorded(case: Case) -> Iterator[str]:
         recorded = case.call(values)
     if case.is_random:
         return  # tarry draws a seed of its own for each node
-    expected = [*case.results(result), *case.tensors(after)]
-    found = [*case.results(recorded), *case.tensors(values)]
-    for (name, _, made), (_, _, lazy) in zip(expected, found, strict=True):
+    pairs = [*zip(case.results(result), case.results(recorded), strict=True)]
+    for (name, _, made), (_, _, lazy) in pairs:
         yield from difference(name, lazy, made, "called", "recorded", device=False)
+    # Of arguments only the values: tarry may hold them with other strides.
+    pairs += [*zip(case.tensors(after), case.tensors(values), strict=True)]
+    for (name, _, made), (_, _, lazy) in pairs:
         if lazy.shape == made.shape and lazy.dtype == made.dtype and not _close(lazy.to(made.device), made):
             yield f"{name} has other values when recorded on tarry than when called"
 
@@ -267,6 +292,7 @@ def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _gradient(case: Case) -> Iterator[str]:
     if case.op._formula is not None:
         yield from check_gradients(case.op, case.copies(), case.values, case.call)
+        yield from check_incoming(case.op, case.copies(), case.values, case.call)
 
 
 CHECKS: dict[str, Callable[[Case], Iterator[str]]] = {

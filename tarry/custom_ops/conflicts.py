@@ -31,6 +31,12 @@ def check_kernel(qualname: str, device_type: str, key: str) -> None:
         )
 
 
+def has_abstract(qualname: str) -> bool:
+    """Whether anything says what the results look like, wherever it was registered."""
+    keys = ("Meta", "CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+    return any(_has_kernel(qualname, key) for key in keys)
+
+
 def check_abstract(qualname: str) -> None:
     """Raise RuntimeError if meta tensors already have a kernel that was not registered here."""
     if _has_kernel(qualname, "CompositeImplicitAutograd"):

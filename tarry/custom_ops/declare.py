@@ -48,10 +48,12 @@ def custom_op(
     as `manual_schema`, "(Tensor x, float scale) -> Tensor", where writes and views have PyTorch's alias annotations.
     `tags` are PyTorch's; `torch.Tag.nondeterministic_seeded` says that it draws random numbers.
 
-    To declare it again from the same line (a module that is reloaded), or from a notebook, replaces it; anywhere else
-    that is an error, unless `exist_ok` says that it is meant. See docs/custom-operators.md.
+    To declare it again at the same place (a module that is imported twice, or edited and reloaded), or from a notebook,
+    gives the same object: what is then registered replaces what was. Anywhere else that is an error, unless `exist_ok`
+    says that all of it is to be replaced. See docs/custom-operators.md.
     """
     place = caller()
+    tags = _as_tuple(tags)  # an iterator would be empty the second time
 
     def inner(func: Callable[..., Any]) -> CustomOp:
         name = check_declaration(qualname, func)
@@ -66,11 +68,17 @@ def custom_op(
         schema = parse(name, text)
         if manual_schema is not None:
             validate_function_matches_schema(schema, func, strict=False)
+        here = place.declaring(func)
         known = global_registry.get(qualname)
-        if known is not None and (exist_ok or _is_same(known._place, place)):
+        again = known is not None and known._place is not None and here.is_again(known._place)
+        if known is None or not (exist_ok or again):
+            return _described(define(qualname, schema, here, tags=tags, contract=contract), func)
+        if known._is_defined_as(schema, tags):
+            known._renew(contract, here, keep=not exist_ok)
+        else:
             known.remove()
-        op = define(qualname, schema, place, tags=tags, contract=contract)
-        return _described(op, func)
+            define(qualname, schema, here, tags=tags, contract=contract, into=known)
+        return _described(known, func)
 
     return inner
 
@@ -114,9 +122,8 @@ def _described(op: CustomOp, func: Callable[..., Any]) -> CustomOp:
     return op
 
 
-def _is_same(known: Place | None, place: Place) -> bool:
-    """Whether a second declaration is the first one again: the same line, or a cell of a notebook run once more."""
-    return known is not None and (known == place or (known.is_interactive and place.is_interactive))
+def _as_tuple(tags: torch.Tag | Iterable[torch.Tag]) -> tuple[torch.Tag, ...]:
+    return (tags,) if isinstance(tags, torch.Tag) else tuple(tags)
 
 
 def define(
@@ -124,10 +131,12 @@ def define(
     schema: Schema,
     place: Place,
     *,
-    tags: torch.Tag | Iterable[torch.Tag] = (torch.Tag.needs_fixed_stride_order,),
+    tags: Iterable[torch.Tag] = (torch.Tag.needs_fixed_stride_order,),
     contract: Contract | None = None,
+    into: CustomOp | None = None,
 ) -> CustomOp:
-    """Make PyTorch know an operator. Raises RuntimeError if it knows one of that name."""
+    """Make PyTorch know an operator, with the object `into`, which was removed, if one is given. Raises RuntimeError if
+    PyTorch knows one of that name."""
     namespace, name = parse_qualname(qualname)
     known = global_registry.get(qualname)
     if known is not None:
@@ -137,20 +146,46 @@ def define(
             f"is{first}. Give one of them another name or namespace; or, to replace it, pass exist_ok=True to "
             "tarry.custom_op, or remove() the first."
         )
+    if _is_taken(qualname):
+        raise RuntimeError(
+            f"custom_op({qualname!r}) at {place}: an operator cannot be declared multiple times, and torch.library or "
+            "a C++ library (TORCH_LIBRARY) has declared this one. Give yours another name or namespace; to register "
+            "more for theirs, use tarry.custom_ops.impl and the like."
+        )
     library = torch.library.Library(namespace, "FRAGMENT")
-    library.define(f"{name}{without_name(schema)}", tags=(tags,) if isinstance(tags, torch.Tag) else tuple(tags))
-    handle = torch._C._dispatch_find_schema_or_throw(qualname, "")  # private to torch: checked on 2.11 and 2.13
-    op = CustomOp(library, namespace, schema, name, handle, _private_access=True, _contract=contract, _place=place)
+    declared_tags = tuple(tags)
+    library.define(f"{name}{without_name(schema)}", tags=declared_tags)
+    handle = find_ophandle(qualname)
+    if into is None:
+        op = CustomOp(library, namespace, schema, name, handle, _private_access=True, _contract=contract, _place=place)
+    else:
+        op = into
+        op._bind(library, namespace, schema, name, handle, contract, place)
+    op._tags = set(declared_tags)  # PyTorch may have added some
     op._register_autograd()
     install_error_callback(op)
     return op
 
 
-def custom_op_from_existing(overload: Any) -> CustomOp:
+def find_ophandle(qualname: str, overload_name: str = "") -> Any:
+    """The dispatcher's handle of an operator. Raises RuntimeError if there is none. Private to torch: checked on 2.11
+    and 2.13."""
+    return torch._C._dispatch_find_schema_or_throw(qualname, overload_name)
+
+
+def _is_taken(qualname: str) -> bool:
+    try:
+        find_ophandle(qualname)
+    except RuntimeError:
+        return False
+    return True
+
+
+def custom_op_from_existing(op: Any) -> CustomOp:
     """A CustomOp for an operator that torch.library or a C++ library has declared, to register more for it."""
-    namespace, name = parse_qualname(overload.name())
+    namespace, name = parse_qualname(op.name())
     library = torch.library.Library(namespace, "FRAGMENT")
-    return CustomOp(library, namespace, overload._schema, name, overload._handle, _private_access=True)
+    return CustomOp(library, namespace, op._schema, name, op._handle, _private_access=True)
 
 
 def find_custom_op(qualname: str, also_check_torch_library: bool = False) -> CustomOp:

@@ -71,15 +71,40 @@ def gradients(
     values: list[Any], given: list[Any], call: Callable[[Sequence[Any]], Any]
 ) -> list[tuple[str, torch.Tensor | None]]:
     """The gradients of the sum of all results, for the arguments of `values` that are differentiated in `given`."""
+    wanted, results, inputs = _differentiable(values, given, call)
+    if not results or not wanted:
+        return []
+    found = torch.autograd.grad(results, inputs, [torch.ones_like(t) for t in results], allow_unused=True)
+    return [(f"tensor argument {k}", gradient) for k, gradient in zip(wanted, found, strict=True)]
+
+
+def check_incoming(
+    op: CustomOp, copies: list[Any], given: list[Any], call: Callable[[Sequence[Any]], Any]
+) -> Iterator[str]:
+    """A backward function must leave the gradients that it is given alone: others may hold them."""
+    wanted, results, inputs = _differentiable(copies, given, call)
+    if not results or not wanted:
+        return
+    incoming = [torch.ones_like(result) for result in results]
+    versions = [gradient._version for gradient in incoming]
+    torch.autograd.grad(results, inputs, incoming, allow_unused=True)
+    formula = op._formula
+    assert formula is not None
+    for index, (gradient, version) in enumerate(zip(incoming, versions, strict=True)):
+        if gradient._version != version or not torch.equal(gradient, torch.ones_like(gradient)):
+            which = "the gradient" if len(incoming) == 1 else f"gradient {index}"
+            yield f"the backward function at {formula.backward.location} writes to {which} that it is given. Copy it"
+
+
+def _differentiable(
+    values: list[Any], given: list[Any], call: Callable[[Sequence[Any]], Any]
+) -> tuple[list[int], list[torch.Tensor], list[torch.Tensor]]:
+    """Which arguments are differentiated, the results of a call that have gradients, and these arguments."""
     flat, structure = pytree.tree_flatten(values)
     wanted = _wanted(pytree.tree_flatten(given)[0])
     leaves = [leaf.detach().requires_grad_() if k in wanted else leaf for k, leaf in enumerate(flat)]
     results = [t for t in pytree.tree_leaves(call(pytree.tree_unflatten(leaves, structure))) if _has_gradient(t)]
-    if not results or not wanted:
-        return []
-    inputs = [leaves[k] for k in wanted]
-    found = torch.autograd.grad(results, inputs, [torch.ones_like(t) for t in results], allow_unused=True)
-    return [(f"tensor argument {k}", gradient) for k, gradient in zip(wanted, found, strict=True)]
+    return wanted, results, [leaves[k] for k in wanted]
 
 
 def _has_gradient(result: Any) -> bool:

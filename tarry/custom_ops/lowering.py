@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -19,13 +20,18 @@ if TYPE_CHECKING:
 KERNELS = "tarry_lowered"
 """The namespace of the operators that kernel lowerings become."""
 
-_libraries: dict[str, list[torch.library.Library]] = {}
+_libraries: dict[tuple[str, str], torch.library.Library] = {}
+"""The libraries of these, by operator and backend."""
+
+_lowered: dict[str, dict[str, Callable[..., Any]]] = {}
+"""What is registered, by operator and backend."""
 
 
 def check_backend(op: CustomOp, backend: str) -> None:
-    """Raise ValueError for a backend that lowers nothing, or an operator that cannot be lowered."""
+    """Raise ValueError for a backend that lowers nothing or is not known, or an operator that cannot be lowered."""
     if backend == "eager":
         raise ValueError(f"{op}: backend 'eager' runs the operator's own kernels; register one with impl instead")
+    _check_name(op, backend)
     if not is_functional(op._schema):
         raise ValueError(
             f"{op}: only a functional operator can be lowered, and its schema is {op._schema}. Declare a functional "
@@ -33,15 +39,37 @@ def check_backend(op: CustomOp, backend: str) -> None:
         )
 
 
+def _check_name(op: CustomOp, backend: str) -> None:
+    from tarry import _api
+
+    # The backend in use may be an object that has a name, and is not registered under it.
+    known = sorted({*_api.registry.names(), _api.get_backend().name})  # type: ignore[attr-defined]
+    if backend in known or backend.startswith("dynamo:"):
+        return
+    near = difflib.get_close_matches(backend, known, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(
+        f"{op}.lower: there is no backend {backend!r}.{hint} Known: {', '.join(known)}. One of your own is made known "
+        "with tarry.register_backend, before it is named here."
+    )
+
+
 def register(op: CustomOp, backend: str, function: Callable[..., Any], kernel: bool) -> None:
     """Note a lowering. One that is a kernel becomes an operator of its own, which no compiler looks into."""
-    lowerings.register(backend, op._qualname, _as_operator(op, backend, function) if kernel else function)
+    lowered = _as_operator(op, backend, function) if kernel else function
+    _lowered.setdefault(op._qualname, {})[backend] = lowered
+    lowerings.register(backend, op._qualname, lowered)
 
 
-def remove(op: CustomOp) -> None:
-    """Forget the lowerings of an operator."""
+def remove(op: CustomOp, backend: str) -> None:
+    """Forget an operator's lowering for a backend."""
     lowerings.remove(op._qualname)
-    for library in _libraries.pop(op._qualname, []):
+    others = _lowered.get(op._qualname, {})
+    others.pop(backend, None)
+    for other, lowered in others.items():
+        lowerings.register(other, op._qualname, lowered)
+    library = _libraries.pop((op._qualname, backend), None)
+    if library is not None:
         library._destroy()
 
 
@@ -55,7 +83,7 @@ def _as_operator(op: CustomOp, backend: str, function: Callable[..., Any]) -> Ca
     library.define(f"{name}{without_name(op._schema)}", tags=(torch.Tag.needs_fixed_stride_order,))
     library.impl(name, function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{KERNELS}::{name}", op._get_impl("abstract").func, lib=library)
-    _libraries.setdefault(op._qualname, []).append(library)
+    _libraries[op._qualname, backend] = library
     return lambda *args, **kwargs: getattr(getattr(torch.ops, KERNELS), name).default(*args, **kwargs)
 
 

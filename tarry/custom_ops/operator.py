@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections import namedtuple
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, cast
 
@@ -20,6 +19,8 @@ from tarry.ir.operators import forget_operators
 from tarry.native import C
 
 Function = Callable[..., Any]
+
+_LOWERING = "lowering for "
 
 
 class CustomOp:
@@ -43,6 +44,20 @@ class CustomOp:
     ) -> None:
         if not _private_access:
             raise RuntimeError("The CustomOp constructor is private: declare operators with tarry.custom_op")
+        self._bind(lib, cpp_ns, schema, operator_name, ophandle, _contract, _place)
+
+    def _bind(
+        self,
+        lib: torch.library.Library,
+        cpp_ns: str,
+        schema: Schema,
+        operator_name: str,
+        ophandle: Any,
+        contract: Contract | None,
+        place: Place | None,
+    ) -> None:
+        """Stand for an operator that PyTorch knows. Also for a second one, when it is declared anew with another
+        schema: whoever holds this object then has the new operator."""
         self._lib = lib
         self._cpp_ns = cpp_ns
         self._schema = schema
@@ -51,11 +66,15 @@ class CustomOp:
         self._ophandle = ophandle
         self._overload = get_op(self._qualname)
         self._op = self._overload._op
+        self._tags = set(self._overload.tags)
         self._arguments = defaults_of(self._overload)
-        self._named_arguments: Any = namedtuple(f"{operator_name}_args", [name for name, _, _ in self._arguments])  # type: ignore[misc]
-        self._contract = _contract or Contract(self._qualname)
-        self._place = _place
+        self._has_keywords = any(keyword_only for _, keyword_only, _ in self._arguments)
+        self._contract = contract or Contract(self._qualname)
+        self._place = place
+        self._removed = False
         self._impls: dict[str, FuncAndLocation] = {}
+        self._libraries: dict[str, torch.library.Library] = {}  # of each kind its own, to be replaced alone
+        self._outdated: set[str] = set()  # kinds that may be registered anew: see _renew
         self._formula: autograd.Formula | None = None
         self._autograd_function = autograd.make_function(operator_name)
         self._output_differentiability: Sequence[bool] | None = None
@@ -82,9 +101,14 @@ class CustomOp:
 
     # ---- kernels
 
-    def impl(self, device_types: str | Iterable[str] = ("cpu", "cuda")) -> Callable[[Function], Function]:
+    # `_stacklevel` is taken for the sake of code written for torch._custom_op: the user's line is found without it.
+
+    def impl(
+        self, device_types: str | Iterable[str] = ("cpu", "cuda"), _stacklevel: int = 2
+    ) -> Callable[[Function], Function]:
         """Register a kernel for some types of devices: "cpu", "cuda", ..., or "tarry", where it is then called at once
         with lazy tensors instead of being recorded as one node."""
+        self._check_alive()
         wanted = [device_types] if isinstance(device_types, str) else list(device_types)
         for device_type in wanted:
             validate_device_type(device_type)
@@ -95,7 +119,7 @@ class CustomOp:
                 if not self._has_impl(device_type):
                     conflicts.check_kernel(self._qualname, device_type, key)
                 self._register_impl(device_type, func)
-                self._lib.impl(self._opname, self._contract.guard(func), key)
+                self._library(device_type).impl(self._opname, self._contract.guard(func), key)
             self._changed()
             return func
 
@@ -106,12 +130,12 @@ class CustomOp:
 
         def inner(func: Function) -> Function:
             self._register_impl("factory", func)
-            self._lib.impl(self._opname, self._contract.guard(func), "BackendSelect")
+            self._library("factory").impl(self._opname, self._contract.guard(func), "BackendSelect")
             return func
 
         return inner
 
-    def impl_abstract(self) -> Callable[[Function], Function]:
+    def impl_abstract(self, _stacklevel: int = 2) -> Callable[[Function], Function]:
         """Register what the results look like (shape, dtype, strides, device), given tensors without data.
 
         It is what tarry, torch.compile and torch.export know of the operator. For a size that depends on data, call
@@ -119,11 +143,13 @@ class CustomOp:
         """
 
         def inner(func: Function) -> Function:
+            self._check_alive()
             if not self._has_impl("abstract"):
                 conflicts.check_abstract(self._qualname)
             self._register_impl("abstract", func)
             guarded = self._contract.guard(func)
-            torch.library.register_fake(self._qualname, guarded, lib=self._lib, _stacklevel=frames_to_caller() + 1)
+            library = self._library("abstract")
+            torch.library.register_fake(self._qualname, guarded, lib=library, _stacklevel=frames_to_caller() + 1)
             self._changed()
             return func
 
@@ -131,7 +157,7 @@ class CustomOp:
 
     # ---- gradients
 
-    def impl_save_for_backward(self) -> Callable[[Function], Function]:
+    def impl_save_for_backward(self, _stacklevel: int = 2) -> Callable[[Function], Function]:
         """Register `function(inputs, output)`, which returns what the backward function is to be given. `inputs` is a
         named tuple of the arguments. See `impl_backward`."""
 
@@ -141,7 +167,9 @@ class CustomOp:
 
         return inner
 
-    def impl_backward(self, output_differentiability: Sequence[bool] | None = None) -> Callable[[Function], Function]:
+    def impl_backward(
+        self, output_differentiability: Sequence[bool] | None = None, _stacklevel: int = 2
+    ) -> Callable[[Function], Function]:
         """Register `function(ctx, saved, *grads)`, which returns a dict from the names of all tensor arguments to their
         gradients (None: there is none). `grads` are those of the results, with zeros where there was none.
         `ctx.needs_input_grad` says by name whose gradients are wanted.
@@ -171,6 +199,7 @@ class CustomOp:
             )
 
     def _register_gradient(self, kind: str, func: Function) -> None:
+        self._check_alive()
         conflicts.check_differentiable(self._qualname, self._schema)
         if self._kernels is None:
             conflicts.check_autograd(self._qualname)
@@ -180,9 +209,7 @@ class CustomOp:
 
     def _update_formula(self) -> None:
         if self._has_impl("save_for_backward") and self._has_impl("backward"):
-            self._formula = autograd.Formula(
-                self, self._get_impl("save_for_backward"), self._get_impl("backward"), self._output_differentiability
-            )
+            self._formula = autograd.make_formula(self)
 
     def _register_autograd(self) -> None:
         """Register the native autograd kernel, and the rule that it calls when a gradient is wanted."""
@@ -201,7 +228,7 @@ class CustomOp:
 
         def inner(func: Function) -> Function:
             self._register_impl("vmap", func)
-            torch.library.register_vmap(self._qualname, func, lib=self._lib)
+            torch.library.register_vmap(self._qualname, func, lib=self._library("vmap"))
             return func
 
         return inner
@@ -218,7 +245,7 @@ class CustomOp:
             self._check_first(kind)
             self._impls[kind] = FuncAndLocation(self.impl_autocast, place)
             key = f"Autocast{SUPPORTED_DEVICE_TYPE_TO_KEY[device_type]}"
-            self._lib.impl(self._opname, lowering.autocast_kernel(self._overload, key, cast_inputs), key)
+            self._library(kind).impl(self._opname, lowering.autocast_kernel(self._overload, key, cast_inputs), key)
 
     # ---- on tarry
 
@@ -232,7 +259,7 @@ class CustomOp:
         lowering.check_backend(self, backend)
 
         def inner(func: Function) -> Function:
-            self._register_impl(f"lowering for {backend}", func)
+            self._register_impl(f"{_LOWERING}{backend}", func)
             lowering.register(self, backend, func, kernel)
             self._changed()
             return func
@@ -244,6 +271,7 @@ class CustomOp:
         gradients against what it computes, recorded on tarry against called. Raises one error that lists all faults."""
         from tarry.custom_ops.check import check
 
+        self._check_alive()
         check(self, args, kwargs)
 
     # ---- its life
@@ -253,10 +281,9 @@ class CustomOp:
         self._destroy()
 
     def _destroy(self) -> None:
-        from tarry import _api
-
-        _api.mark_step()  # what is recorded still needs the operator
-        lowering.remove(self)
+        if self._removed:
+            return
+        self._withdraw(list(self._impls))
         self._kernels = None
         if self._rules is not None:
             self._rules._destroy()
@@ -264,10 +291,46 @@ class CustomOp:
         global_registry.pop(self._qualname, None)
         forget_operators()
         # PyTorch's own handles point into nowhere now.
+        self._removed = True
         self._op = self._overload = self._refuse
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise RuntimeError(f"{self} was removed, or declared anew: use the new one, or torch.ops.{self._cpp_ns}")
+
+    def _check_alive(self) -> None:
+        if self._removed:
+            self._refuse()
+
+    def _is_defined_as(self, schema: Schema, tags: tuple[torch.Tag, ...]) -> bool:
+        """Whether PyTorch's definition would be the same again."""
+        return str(schema) == str(self._schema) and self._tags == set(tags)
+
+    def _renew(self, contract: Contract, place: Place, *, keep: bool) -> None:
+        """Be declared again with the schema it has. PyTorch's definition stays, for others hold handles of it. What is
+        registered goes; or, with `keep`, it stays until it is registered anew: other modules may have registered it,
+        and need not run again."""
+        self._place = place
+        if keep and contract == self._contract:
+            self._outdated = set(self._impls)
+        else:
+            self._contract = contract
+            self._withdraw(list(self._impls))
+
+    def _withdraw(self, kinds: Iterable[str]) -> None:
+        """Take registrations back."""
+        from tarry import _api
+
+        _api.mark_step()  # what is recorded still needs them
+        for kind in kinds:
+            del self._impls[kind]
+            self._outdated.discard(kind)
+            if kind in self._libraries:
+                self._libraries.pop(kind)._destroy()
+            if kind.startswith(_LOWERING):
+                lowering.remove(self, kind.removeprefix(_LOWERING))
+            if kind in ("save_for_backward", "backward"):
+                self._formula = None
+        self._changed()
 
     def _changed(self) -> None:
         """What tarry has inferred and compiled for the operator no longer holds."""
@@ -280,7 +343,15 @@ class CustomOp:
         self._check_first(kind)
         self._impls[kind] = FuncAndLocation(func, str(caller()))
 
+    def _library(self, kind: str) -> torch.library.Library:
+        """Where a registration of that kind is made."""
+        self._libraries[kind] = torch.library.Library(self._cpp_ns, "FRAGMENT")
+        return self._libraries[kind]
+
     def _check_first(self, kind: str) -> None:
+        self._check_alive()
+        if kind in self._outdated:
+            self._withdraw([kind])
         if kind in self._impls:
             raise RuntimeError(
                 f"{self}: there is a {kind} impl already, registered at {self._impls[kind].location}. An operator has "

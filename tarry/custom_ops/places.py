@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 
@@ -19,10 +21,13 @@ class FuncAndLocation:
 
 @dataclass(frozen=True)
 class Place:
-    """A line of a program."""
+    """A line of a program. `code` is what stands around it, as long as that can run; `declares` is the qualified name
+    of the function that is declared there."""
 
     file: str
     line: int
+    code: weakref.ref[CodeType] | None = field(default=None, compare=False)
+    declares: str = ""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
@@ -32,6 +37,20 @@ class Place:
         """Whether it was typed into a prompt or a notebook, where declaring a thing again means changing it."""
         return "ipykernel" in self.file or not Path(self.file).is_file()
 
+    def declaring(self, function: Callable[..., Any]) -> Place:
+        """The place as one where a function is declared."""
+        return replace(self, declares=function.__qualname__)
+
+    def is_again(self, first: Place) -> bool:
+        """Whether a declaration here is that at `first` once more: a cell that is run again, or the same function of
+        the same file. Its line may have changed before a reload, unless both lines are of one run of the file."""
+        if first.is_interactive and self.is_interactive:
+            return True
+        if (first.file, first.declares) != (self.file, self.declares):
+            return False
+        code = first.code and first.code()
+        return first.line == self.line or code is None or self.code is None or code is not self.code()
+
 
 _OURS = str(Path(__file__).parent)
 
@@ -39,7 +58,7 @@ _OURS = str(Path(__file__).parent)
 def caller() -> Place:
     """The line of the user's program that led here."""
     frame = sys._getframe(frames_to_caller())
-    return Place(frame.f_code.co_filename, frame.f_lineno)
+    return Place(frame.f_code.co_filename, frame.f_lineno, weakref.ref(frame.f_code))
 
 
 def frames_to_caller() -> int:

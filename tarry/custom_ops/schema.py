@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -15,6 +16,12 @@ from tarry.custom_ops.types import SchemaType, UnsupportedType, default_text, re
 
 Schema = torch._C.FunctionSchema
 """PyTorch's schemas: their arguments with types, defaults and alias annotations. Checked on torch 2.11 and 2.13."""
+
+
+def supported_param(param: inspect.Parameter) -> bool:
+    """Whether an operator can have a parameter of that kind."""
+    return param.kind in _PLAIN_KINDS
+
 
 _PLAIN_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -34,23 +41,29 @@ class Contract:
         if not self.choices and not self.lengths:
             return function
 
+        positions = {name: position for position, name in enumerate(self.names)}
+        choices = [(positions[name], name, frozenset((*given, None))) for name, given in self.choices.items()]
+        lengths = [(positions[name], name, length) for name, length in self.lengths.items()]
+
         @functools.wraps(function)
         def checked(*args: Any, **kwargs: Any) -> Any:
-            self.check(dict(zip(self.names, args, strict=False)) | kwargs)
+            count = len(args)
+            for position, name, allowed in choices:
+                given = args[position] if position < count else kwargs.get(name)
+                if given not in allowed:
+                    self.refuse_choice(name, given)
+            for position, name, length in lengths:
+                given = args[position] if position < count else kwargs.get(name)
+                if given is not None and len(given) != length:
+                    raise ValueError(f"{self.qualname}: {name} takes {length} elements, and got {len(given)}")
             return function(*args, **kwargs)
 
         return checked
 
-    def check(self, arguments: dict[str, Any]) -> None:
-        """Raise ValueError for an argument that the annotations do not allow."""
-        for name, choices in self.choices.items():
-            given = arguments.get(name)
-            if given is not None and given not in choices:
-                raise ValueError(f"{self.qualname}: {name}={given!r} is none of {', '.join(map(repr, choices))}")
-        for name, length in self.lengths.items():
-            given = arguments.get(name)
-            if given is not None and len(given) != length:
-                raise ValueError(f"{self.qualname}: {name} takes {length} elements, and got {len(given)}")
+    def refuse_choice(self, name: str, given: Any) -> typing.NoReturn:
+        """Raise ValueError for a string that the annotations do not allow."""
+        allowed = ", ".join(map(repr, self.choices[name]))
+        raise ValueError(f"{self.qualname}: {name}={given!r} is none of {allowed}")
 
 
 def infer(function: Callable[..., Any], qualname: str, mutates_args: str | Iterable[str] = ()) -> tuple[str, Contract]:
@@ -115,7 +128,7 @@ class _Inference:
         if parameter.default is inspect.Parameter.empty:
             return f"{text} {parameter.name}"
         try:
-            return f"{text} {parameter.name}={default_text(parameter.default, text)}"
+            return f"{text} {parameter.name}={default_text(parameter.default, declared)}"
         except UnsupportedType as why:
             self.fail(f"parameter {parameter.name!r}: {why}")
 
@@ -176,7 +189,9 @@ def parse_strictly(name: str, schema: str) -> Schema:
 
 def without_name(schema: Schema) -> str:
     """A schema as text, without the operator's name: "(Tensor x) -> Tensor"."""
-    return "".join(str(schema).partition("(")[1:])
+    text = "".join(str(schema).partition("(")[1:])
+    # PyTorch reads the default of a device in quotes, and writes it without.
+    return re.sub(r"(Device\?? \w+=)(?!None\b)([\w:]+)", r'\1"\2"', text)
 
 
 def writes(schema: Schema) -> bool:
@@ -226,7 +241,9 @@ def validate_function_matches_schema(schema: Schema, func: Callable[..., Any], *
 
 def defaults_of(overload: torch._ops.OpOverload) -> list[tuple[str, bool, Any]]:
     """Name, whether it is keyword-only, and default value of each argument of an operator."""
-    return [
-        (argument.name, argument.kwarg_only, argument.default_value if argument.has_default_value() else None)
-        for argument in overload._schema.arguments
-    ]
+    return [(argument.name, argument.kwarg_only, _default(argument)) for argument in overload._schema.arguments]
+
+
+def _default(argument: Any) -> Any:
+    value = argument.default_value if argument.has_default_value() else None
+    return torch.device(value) if isinstance(value, str) and "Device" in str(argument.real_type) else value

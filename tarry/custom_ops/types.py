@@ -138,20 +138,63 @@ def _one_return(annotation: Any) -> str:
     raise UnsupportedType("an operator returns Tensor, list[Tensor], int, float, bool, a tuple of these, or None")
 
 
-def default_text(value: Any, text: str) -> str:
-    """A default value as a schema spells it. Raises UnsupportedType."""
-    if isinstance(value, enum.Enum):
-        value = value.value
-    if value is None or isinstance(value, bool | int):
-        return str(value)
-    if isinstance(value, float) and value - value == 0:  # neither infinite nor NaN
-        return repr(value)
-    if isinstance(value, str | torch.device) and '"' not in str(value):
+def default_text(value: Any, declared: SchemaType) -> str:
+    """A default value as a schema spells it. Raises UnsupportedType if it has another type, or cannot be spelled."""
+    kind = declared.text
+    value = value.value if isinstance(value, enum.Enum) else value
+    if value is None:
+        if not kind.endswith("?"):
+            raise UnsupportedType(f"the default None needs an annotation '... | None': this one means {kind}")
+        return "None"
+    if declared.choices is not None and value not in declared.choices:
+        raise UnsupportedType(f"the default {value!r} is none of {', '.join(map(repr, declared.choices))}")
+    if declared.length is not None and isinstance(value, list | tuple) and len(value) != declared.length:
+        raise UnsupportedType(f"the default {value!r} does not have {declared.length} elements")
+    kind = kind.removesuffix("?")
+    if not kind.endswith("[]"):
+        return _one_default(value, kind)
+    if not isinstance(value, list | tuple):
+        raise UnsupportedType(f"the default {value!r} is not a list, and the annotation means {kind}")
+    if kind.removesuffix("[]") not in _LISTED:
+        raise _cannot_hold(value, kind)
+    return f"[{', '.join(_one_default(item, kind.removesuffix('[]')) for item in value)}]"
+
+
+_LISTED = frozenset({"SymInt", "float", "bool"})
+"""Types of lists that a schema can hold as a default."""
+
+_ACCEPTED: dict[str, tuple[type, ...]] = {
+    "SymInt": (int,),
+    "float": (float, int),
+    "bool": (bool,),
+    "str": (str,),
+    "Scalar": (int, float, bool),
+    "ScalarType": (torch.dtype,),
+    "Device": (torch.device, str),
+    "Layout": (torch.layout,),
+    "MemoryFormat": (torch.memory_format,),
+}
+"""Types of the values that a default may have."""
+
+
+def _one_default(value: Any, kind: str) -> str:
+    accepted = _ACCEPTED.get(kind)
+    if accepted is None or isinstance(value, torch.Tensor):
+        raise _cannot_hold(value, kind)
+    if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in accepted):
+        raise UnsupportedType(f"the default {value!r} is a {type(value).__name__}, and the annotation means {kind}")
+    if isinstance(value, int) and not isinstance(value, bool) and not -(2**63) < value < 2**63:
+        raise UnsupportedType(f"the default {value!r} does not fit into 64 bits")
+    if isinstance(value, float) and value - value != 0:  # infinite or NaN
+        raise _cannot_hold(value, kind)
+    if isinstance(value, str | torch.device):
+        if any(character in str(value) for character in '"\\\n'):
+            raise _cannot_hold(value, kind)
         return f'"{value}"'
-    if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
-        return str(value).removeprefix("torch.")
-    if isinstance(value, list | tuple) and text != "Scalar[]" and all(isinstance(v, bool | int | float) for v in value):
-        return f"[{', '.join(str(item) for item in value)}]"
-    raise UnsupportedType(
-        f"a schema cannot hold the default {value!r} of a {text}; use None, and put it in the kernels"
-    )
+    if isinstance(value, int) and kind == "float":
+        return repr(float(value))
+    return str(value).removeprefix("torch.")
+
+
+def _cannot_hold(value: Any, kind: str) -> UnsupportedType:
+    return UnsupportedType(f"a schema cannot hold the default {value!r} of a {kind}; use None, and put it in kernels")

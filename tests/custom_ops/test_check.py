@@ -54,6 +54,32 @@ def test_an_undeclared_mutation() -> None:
     assert "mutates_args" in text
 
 
+def test_an_undeclared_mutation_that_leaves_the_values_alone() -> None:
+    text = faults(operator(lambda x: x.clamp_(-10, 10).clone(), slope=None), torch.ones(3))
+    assert "mutation: argument x was written to" in text
+
+
+def test_a_result_that_is_kept() -> None:
+    kept = torch.ones(3)
+    text = faults(operator(lambda x: kept, slope=None), torch.ones(3))
+    assert "aliasing: the result of two calls is in the same memory" in text
+
+
+def test_a_backward_function_that_writes_to_its_gradient() -> None:
+    @tarry.custom_op("optest::g")
+    def g(x: Tensor) -> Tensor: ...
+
+    g.impl("cpu")(lambda x: x * 2)
+    g.impl_abstract()(torch.empty_like)
+    g.impl_save_for_backward()(lambda inputs, output: None)
+    g.impl_backward()(lambda ctx, saved, grad: {"x": grad.mul_(2)})
+    assert "writes to the gradient that it is given" in faults(g, torch.randn(3))
+
+
+def test_an_expanded_argument() -> None:
+    operator().check(torch.randn(1, 3).expand(4, 3))
+
+
 def test_an_undeclared_mutation_of_a_list() -> None:
     @tarry.custom_op("optest::g")
     def g(xs: list[Tensor]) -> Tensor: ...
@@ -94,7 +120,7 @@ def test_a_view_that_is_none() -> None:
         (lambda x: torch.empty_like(x, dtype=torch.float64), "promised as torch.float64 and made as torch.float32"),
         (lambda x: torch.empty_like(x).t().contiguous().t(), "promised with strides (1, 3) and made with (2, 1)"),
         (lambda x: torch.empty_like(x, device="meta"), "promised on device meta and made on cpu"),
-        (None, "abstract implementation: it raises"),
+        (None, "there is none. Register one with impl_abstract"),
     ],
     ids=["shape", "dtype", "strides", "device", "missing"],
 )

@@ -117,7 +117,7 @@ def test_other_faults_of_a_signature() -> None:
         (no_return, "no return annotation"),
         (bad_return, "return annotation dict.* is unsupported"),
         (open_return, "fixed number"),
-        (_parameter(list[int], {1}), "parameter 'wrong': a schema cannot hold the default"),
+        (_parameter(list[int], {1}), "parameter 'wrong': the default .* is not a list"),
         (_parameter(float, float("inf")), "cannot hold the default inf"),
     ):
         with pytest.raises(ValueError, match=says):
@@ -185,3 +185,51 @@ def test_literals_enumerations_and_tuples_are_checked_in_calls(device: str) -> N
         f(x, "left", "left", (1, 2))
     with pytest.raises(ValueError, match="pair takes 2 elements, and got 3"):
         f(x, "left", Mode.UP, (1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("annotation", "default", "says"),
+    [
+        (int, "x", "the default 'x' is a str, and the annotation means SymInt"),
+        (int, True, "the default True is a bool"),
+        (int, 2**63, "does not fit into 64 bits"),
+        (int, None, "the default None needs an annotation '... | None'"),
+        (Tensor, None, "the default None needs an annotation '... | None'"),
+        (Tensor | None, torch.ones(1), "a schema cannot hold the default"),
+        (Literal["a", "b"], "c", "the default 'c' is none of 'a', 'b'"),
+        (bool, 1, "the default 1 is a int"),
+        (list[int], 3, "the default 3 is not a list"),
+        (list[int], [0.5], "the default 0.5 is a float"),
+        (tuple[int, int], (1, 2, 3), "does not have 2 elements"),
+        (torch.dtype, "float32", "the default 'float32' is a str"),
+        (str, 'a"b', "a schema cannot hold the default"),
+    ],
+)
+def test_a_default_that_does_not_fit_names_the_parameter(annotation: Any, default: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=r"optest::f.*parameter 'wrong'") as raised:
+        schema_of(_parameter(annotation, default))
+    assert says in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "default"),
+    [
+        (torch.device, torch.device("cpu")),
+        (torch.device | None, torch.device("cuda:1")),
+        (torch.device | None, None),
+        (float, 1),
+        (int | float, 2.5),
+        (int, -(2**63) + 1),
+        (list[float], [0.5, 1]),
+        (list[int], []),
+        (Literal["a", "b"] | None, "a"),
+        (str, "a b, c=(d)"),
+    ],
+)
+def test_defaults_that_fit(annotation: Any, default: Any) -> None:
+    op = tarry.custom_op("optest::f")(_parameter(annotation, default))
+    got: list[Any] = []
+    op.impl("cpu")(lambda x, wrong=default: got.append(wrong) or x.clone())
+    op(torch.ones(1))
+    assert got == [default]
+    assert op._arguments[1][2] == default

@@ -156,3 +156,15 @@ def test_what_cannot_be_lowered() -> None:
     register: Any = bare.lower("inductor", kernel=True)
     with pytest.raises(RuntimeError, match="register impl_abstract before a kernel"):
         register(torch.sin)
+
+
+def test_a_backend_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = swish([])
+    with pytest.raises(ValueError, match=r"no backend 'indutcor'\. Did you mean 'inductor'"):
+        op.lower("indutcor")
+    op.lower("dynamo:anything")
+    with pytest.raises(ValueError, match=r"tarry\.register_backend"):
+        op.lower("of_my_own")
+    monkeypatch.setattr("tarry.backends.registry._registered", {})
+    tarry.register_backend("of_my_own", tarry.Backend)
+    op.lower("of_my_own")
