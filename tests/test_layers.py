@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "backends": {"errors", "ir", "passes", "native", "codegen", "generated"},
     "runtime": {"errors", "config", "events", "ir", "passes", "backends", "native"},
     "device": {"errors"},
-    "custom_ops": {"errors", "native", "ir", "passes", "_api"},
+    "custom_ops": {"errors", "native", "ir", "passes", "backends", "_api"},
     "_custom_op": {"custom_ops"},
     "_custom_ops": {"custom_ops"},
     "cli": {"*"},

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree  # not public, but stable: checked on torch 2.13
 
+from tarry.backends import registry
 from tarry.custom_ops.names import mangled
 from tarry.custom_ops.schema import is_functional, without_name
 from tarry.passes import lowerings
@@ -40,18 +41,11 @@ def check_backend(op: CustomOp, backend: str) -> None:
 
 
 def _check_name(op: CustomOp, backend: str) -> None:
-    from tarry import _api
-
-    # The backend in use may be an object that has a name, and is not registered under it.
-    known = sorted({*_api.registry.names(), _api.get_backend().name})  # type: ignore[attr-defined]
-    if backend in known or backend.startswith("dynamo:"):
-        return
+    """Refuse a name that is nearly that of a known backend. Any other may be registered later."""
+    known = registry.names()
     near = difflib.get_close_matches(backend, known, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ValueError(
-        f"{op}.lower: there is no backend {backend!r}.{hint} Known: {', '.join(known)}. One of your own is made known "
-        "with tarry.register_backend, before it is named here."
-    )
+    if near and backend not in known:
+        raise ValueError(f"{op}.lower: there is no backend {backend!r}. Did you mean {near[0]!r}?")
 
 
 def register(op: CustomOp, backend: str, function: Callable[..., Any], kernel: bool) -> None:

@@ -158,13 +158,9 @@ def test_what_cannot_be_lowered() -> None:
         register(torch.sin)
 
 
-def test_a_backend_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_that_there_is_not() -> None:
     op = swish([])
     with pytest.raises(ValueError, match=r"no backend 'indutcor'\. Did you mean 'inductor'"):
         op.lower("indutcor")
-    op.lower("dynamo:anything")
-    with pytest.raises(ValueError, match=r"tarry\.register_backend"):
-        op.lower("of_my_own")
-    monkeypatch.setattr("tarry.backends.registry._registered", {})
-    tarry.register_backend("of_my_own", tarry.Backend)
-    op.lower("of_my_own")
+    assert callable(op.lower("dynamo:anything"))
+    assert callable(op.lower("of_my_own"))  # it may be registered later
