@@ -228,7 +228,8 @@ def _with_holes(
     if count is None or len(types) >= count:
         return types
     mask = args[described.index_of("output_mask")] if described.index_of("output_mask") >= 0 else None
-    if not (isinstance(mask, tuple) and len(mask) == count):
+    if not (isinstance(mask, tuple) and len(mask) == count and sum(mask) == len(types)):
+        # Without a mask, or with one that the meta kernel ignores in part (`native_batch_norm_backward`).
         mask = tuple(type_ is not None for type_ in infer(described.name, tuple(args)))
     if sum(mask) != len(types):
         raise IRError(f"raw graph: {described.name} has {len(types)} fresh outputs, but returns {sum(mask)}")

@@ -595,3 +595,20 @@ def test_dropout_on_cuda_draws_the_same_bits_as_the_reference_path() -> None:
     actual = draws()
     tarry.set_backend("eager", device="cuda")
     assert all(torch.equal(a, e) for a, e in zip(actual, draws(), strict=True))
+
+
+@pytest.mark.parametrize("frozen", ["weight", "bias"])
+def test_batch_norm_with_one_frozen_parameter(frozen: str) -> None:
+    """The meta kernel promises a gradient that the mask turns off."""
+
+    def gradient(device: str) -> torch.Tensor:
+        torch.manual_seed(0)
+        norm = torch.nn.BatchNorm2d(4).to(device)
+        getattr(norm, frozen).requires_grad_(False)
+        x, w = torch.randn(2, 4, 5, 5).to(device), torch.randn(2, 4, 5, 5).to(device)
+        (norm(x) * w).sum().backward()
+        (found,) = (p.grad for p in norm.parameters() if p.requires_grad)
+        assert found is not None
+        return found.cpu()
+
+    torch.testing.assert_close(gradient("tarry"), gradient("cpu"))
