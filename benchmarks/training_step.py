@@ -24,6 +24,9 @@ from benchmarks._peers import Eager, LazyTensorCore, Peer, Tarry
 from benchmarks._report import show, write_json
 from benchmarks.programs import PROGRAMS, Program
 
+TURN = 0.3
+"""Seconds. The first steps of a turn find the caches full of another peer's data; they must not count for much."""
+
 
 class Compiled(Eager):
     """torch.compile on the model, with its default backend."""
@@ -83,7 +86,7 @@ def serve(pipe: Connection, program_name: str, peer: Peer, warm_up: int) -> None
 
 
 def measure(
-    program: Program, peers: Sequence[Peer], warm_up: int, rounds: int, steps: int
+    program: Program, peers: Sequence[Peer], warm_up: int, rounds: int, steps: int | None
 ) -> tuple[dict[str, list[float]], list[str]]:
     """Milliseconds per step of each peer, one per round, and notes about peers that failed or disagree."""
     context = multiprocessing.get_context("spawn")
@@ -116,6 +119,8 @@ def measure(
         first = answer(peer.name)  # one at a time: two that warm up together would slow each other down
         if first is not None:
             notes.append(f"{program.name}: first step of {peer.name} {first * 1e3:.0f} ms")
+    if steps is None:
+        steps = _steps_for(TURN, pipes, answer)
     for _ in range(rounds):
         for name in list(pipes):
             pipes[name].send(steps)
@@ -132,6 +137,16 @@ def measure(
     return samples, notes
 
 
+def _steps_for(seconds: float, pipes: dict[str, Connection], answer: Callable[[str], float | None]) -> int:
+    """How many steps take about that long, by the first peer that works."""
+    for name in list(pipes):
+        pipes[name].send(5)
+        taken = answer(name)
+        if taken is not None:
+            return max(5, round(5 * seconds / taken))
+    return 1
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks training",
@@ -139,8 +154,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--rounds", type=int, default=15, help="rounds; the table shows their medians")
-    parser.add_argument("--steps", type=int, default=10, help="steps in a round")
-    parser.add_argument("--warm-up", type=int, default=5, help="steps before the first round")
+    parser.add_argument("--steps", type=int, help=f"steps in a turn; as many as take about {TURN} s if not given")
+    parser.add_argument("--warm-up", type=int, default=10, help="steps before the first round")
     parser.add_argument("--device", default="cpu", help="the real device")
     parser.add_argument("--backends", nargs="+", default=["eager", "torchscript", "inductor"], help="tarry's backends")
     parser.add_argument("--compile", action="store_true", help="torch.compile too (compiles for a minute or more)")

@@ -75,10 +75,7 @@ class CompiledProgram:
         if self._unknown and config.fallback == "error":
             raise _fallback_error(self._backend, self._unknown[0])
         if self._native is not None:
-            try:
-                batch.run(self._native, self._update)  # no signal handler of Python's runs in there
-            except Exception as error:
-                self._diagnose(batch, error)
+            self.run_native(batch)
             return
         with uninterrupted() if self._in_place else _UNGUARDED:
             try:
@@ -87,6 +84,18 @@ class CompiledProgram:
                     self._commit(batch, outputs)
             except Exception as error:
                 self._diagnose(batch, error)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the program runs without Python; it then knows all its operators."""
+        return self._native is not None
+
+    def run_native(self, batch: Batch) -> None:
+        """As `run`, for a native program."""
+        try:
+            batch.run(self._native, self._update)  # no signal handler of Python's runs in there
+        except Exception as error:
+            self._diagnose(batch, error)
 
     def _run(self, batch: Batch, numbers: list[PythonNumber]) -> list[Any]:
         """The results as tensors. The native part checks them where they are committed: nothing here looks at each."""

@@ -169,7 +169,10 @@ class Runtime:
 
     def sync(self, reason: str, device: int = 0) -> None:
         """Compute everything that is pending on a device."""
-        with self._alone():
+        refuse_apart()
+        with self._lock:  # as _alone(), without what a context manager in Python costs
+            if self._in_flight:
+                raise _in_mid_step()
             backend = self.backend
             batch = self._native.collect(device)
             if batch is not None:
@@ -194,11 +197,7 @@ class Runtime:
         refuse_apart()
         with self._lock:
             if self._in_flight:
-                raise TarryError(
-                    "a value or a graph was asked for in the middle of a step, by code that the step itself runs (an "
-                    "event subscriber, a signal handler, a kernel written in Python). Note what is needed there, and "
-                    "read it when the step is done."
-                )
+                raise _in_mid_step()
             yield
 
     def peek(self, tensors: list[torch.Tensor]) -> dict[str, Any]:
@@ -317,6 +316,14 @@ class Runtime:
                 f"Avoid it there, or set tarry.config.fallback = 'allow'."
             )
         events.emit("fallback", op=op, reason=reason, file=file, line=line)
+
+
+def _in_mid_step() -> TarryError:
+    return TarryError(
+        "a value or a graph was asked for in the middle of a step, by code that the step itself runs (an event "
+        "subscriber, a signal handler, a kernel written in Python). Note what is needed there, and read it when the "
+        "step is done."
+    )
 
 
 _UNPROFILED: AbstractContextManager[Any] = nullcontext()
