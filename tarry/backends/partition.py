@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tarry.ir.graph import Graph, GraphBuilder, Node, Value, map_leaves, producers
+from tarry.ir.graph import Graph, Node, Value, producers
 from tarry.ir.layout import VIEW_RULES
 from tarry.passes.own_outputs import own_outputs
+from tarry.passes.subgraph import subgraph, with_views
 
 Supports = Callable[[Node], bool]
 
@@ -42,13 +43,13 @@ def partition(graph: Graph, supports: Supports) -> list[Part]:
     parts: list[Part] = []
     needed = set(graph.outputs)  # after the part at hand, which goes back to front
     for group in reversed(groups):
-        nodes = _with_views(graph, group, views)
+        nodes = with_views(graph, group, views)
         made = {value for node in nodes for value in node.results}
         takes = tuple(dict.fromkeys(value for node in nodes for value in node.operands if value not in made))
         gives = tuple(value for node in group for value in node.results if value in needed)
         drops = tuple(value for value in takes if value not in needed)
         needed.update(takes)
-        piece = _subgraph(graph, nodes, takes, gives, supports) if known[id(group[0])] else None
+        piece = _piece(graph, nodes, takes, gives, supports) if known[id(group[0])] else None
         parts.append(Part(nodes, takes, gives, drops, piece))
     return parts[::-1]
 
@@ -96,30 +97,9 @@ def _with_returned_views(graph: Graph, groups: list[list[Node]], views: dict[Val
     return groups
 
 
-def _with_views(graph: Graph, group: Iterable[Node], views: dict[Value, Node]) -> tuple[Node, ...]:
-    """Nodes with the views that they read, in the order of the graph."""
-    wanted = {id(node) for node in group}
-    waiting = [value for node in group for value in node.operands]
-    while waiting:
-        node = views.get(waiting.pop())
-        if node is not None and id(node) not in wanted:
-            wanted.add(id(node))
-            waiting.extend(node.operands)
-    return tuple(node for node in graph.nodes if id(node) in wanted)
-
-
-def _subgraph(
+def _piece(
     graph: Graph, nodes: Sequence[Node], takes: Sequence[Value], gives: Sequence[Value], supports: Supports
 ) -> Graph:
-    builder = GraphBuilder()
-    for number in graph.numbers:
-        builder.number(number.kind, number.dtype, number.value)
-    table = {value: builder.input(value.type) for value in takes}
-    for node in nodes:
-        types = [None if value is None else value.type for value in node.outputs]
-        args = map_leaves(node.args, lambda leaf: table[leaf] if isinstance(leaf, Value) else leaf)
-        made = builder.node(node.op, args, types, site=node.site, region=node.region, kept=node.kept, seed=node.seed)
-        table.update((old, new) for old, new in zip(node.outputs, made, strict=True) if old and new)
-    piece = builder.finish([table[value] for value in gives])
+    piece = subgraph(graph, nodes, takes, gives)
     owned = own_outputs(piece)  # by copies, which have to be known as well
     return owned if all(supports(node) for node in owned.nodes[len(piece.nodes) :]) else piece

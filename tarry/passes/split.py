@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tarry.ir.graph import Graph, GraphBuilder, Node, Number, Value, leaves, map_leaves, users
+from tarry.ir.graph import Graph, Node, Number, Value, leaves, users
 from tarry.ir.layout import VIEW_RULES
 from tarry.passes.own_outputs import own_outputs
+from tarry.passes.subgraph import subgraph, with_views
 
 WORTH = 16
 """Operators that the early part must have for a cut to be worth while."""
@@ -56,7 +57,9 @@ def split(graph: Graph, input_positions: Sequence[int], number_positions: Sequen
     made_early = {value for node in early for value in node.results}
     if min(_work(early), _work(late)) == 0 or _work(early) < WORTH:
         return None
-    return _parts(graph, early, _with_views(graph, late, made_early), made_early)
+    # A view costs nothing to make again, while one that was made early could look at a buffer that a late node updates.
+    views = {node.results[0]: node for node in early if node.op in VIEW_RULES}
+    return _parts(graph, early, with_views(graph, late, views), made_early)
 
 
 def _readiness(graph: Graph, input_positions: Sequence[int], number_positions: Sequence[int]) -> dict[int, int]:
@@ -110,22 +113,7 @@ def _numbers(node: Node) -> Iterable[Number]:
         yield node.seed
 
 
-def _with_views(graph: Graph, late: Iterable[Node], made_early: set[Value]) -> list[Node]:
-    """The late nodes with the views that they read of early values and of inputs: a view costs nothing to make again,
-    while one that was made early could look at a buffer that a late node updates."""
-    views = {node.results[0]: node for node in graph.nodes if node.op in VIEW_RULES}
-    wanted = {id(node) for node in late}
-    waiting = [value for node in late for value in node.operands]
-    while waiting:
-        value = waiting.pop()
-        node = views.get(value) if value in made_early else None
-        if node is not None and id(node) not in wanted:
-            wanted.add(id(node))
-            waiting.extend(node.operands)
-    return [node for node in graph.nodes if id(node) in wanted]
-
-
-def _parts(graph: Graph, early: list[Node], late: list[Node], made_early: set[Value]) -> Split | None:
+def _parts(graph: Graph, early: Sequence[Node], late: Sequence[Node], made_early: set[Value]) -> Split | None:
     made_late = {value for node in late for value in node.results}
     inputs = {value: k for k, value in enumerate(graph.inputs)}
     # A view that is made in both belongs to the part that makes what it looks at, where the graph returns it.
@@ -151,8 +139,8 @@ def _parts(graph: Graph, early: list[Node], late: list[Node], made_early: set[Va
         late_replaces.append(None if index is None else position[graph.inputs[index]])
     numbers = {number.index: number for node in early for number in _numbers(node)}
     return Split(
-        early=own_outputs(_subgraph(graph, early, early_takes, gives, [None] * len(gives))),
-        late=_subgraph(graph, late, late_takes, [graph.outputs[k] for k in late_gives], late_replaces),
+        early=own_outputs(subgraph(graph, early, early_takes, gives)),
+        late=subgraph(graph, late, late_takes, [graph.outputs[k] for k in late_gives], late_replaces),
         early_takes=tuple(inputs[value] for value in early_takes),
         late_takes=tuple(inputs[value] if value in inputs else -1 - gives.index(value) for value in late_takes),
         outputs=tuple(
@@ -175,18 +163,3 @@ def _owner(value: Value, nodes: Iterable[Node]) -> Value:
 
 def _operands(nodes: Iterable[Node], made: set[Value]) -> list[Value]:
     return list(dict.fromkeys(value for node in nodes for value in node.operands if value not in made))
-
-
-def _subgraph(
-    graph: Graph, nodes: Iterable[Node], takes: Sequence[Value], gives: Sequence[Value], replaces: Sequence[int | None]
-) -> Graph:
-    builder = GraphBuilder()
-    for number in graph.numbers:
-        builder.number(number.kind, number.dtype, number.value)
-    table = {value: builder.input(value.type) for value in takes}
-    for node in nodes:
-        types = [None if value is None else value.type for value in node.outputs]
-        args = map_leaves(node.args, lambda leaf: table[leaf] if isinstance(leaf, Value) else leaf)
-        made = builder.node(node.op, args, types, site=node.site, region=node.region, kept=node.kept, seed=node.seed)
-        table.update((old, new) for old, new in zip(node.outputs, made, strict=True) if old and new)
-    return builder.finish([table[value] for value in gives], replaces)

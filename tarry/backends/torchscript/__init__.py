@@ -1,6 +1,7 @@
 """The TorchScript backend: a step becomes a TorchScript graph, which PyTorch's JIT runs on the CPU or on CUDA.
 
-jit.py        what is used of torch._C: graphs, types, the executor
+jit.py        what is used of torch._C: graphs, the executor
+types.py      and its types, by the names that generated lowerings use
 writes.py     which nodes of a pure graph may write into their operands' buffers
 lowering.py   TSLoweringContext: from a tarry graph to a TorchScript graph
 data.py       TSData: a handle to a tensor or number

@@ -1,6 +1,7 @@
-"""What this backend takes from PyTorch's TorchScript: types, values of graphs, and the executor.
+"""What this backend takes from PyTorch's TorchScript: values of graphs, and the executor.
 
-None of it is public. All names of `torch._C` that the backend uses are in this file; checked on torch 2.11 and 2.13.
+None of it is public. All names of `torch._C` that the backend uses are here and in types.py; checked on torch 2.11 and
+2.13.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from tarry.backends.torchscript.types import BOOL, COMPLEX, FLOAT, INT, NUMBER, TENSOR
 from tarry.ir.layout import TensorType
 from tarry.native import C
 
@@ -21,17 +23,12 @@ JitValue: TypeAlias = Any
 JitType: TypeAlias = Any
 JitGraph: TypeAlias = Any
 
-TENSOR: JitType = _C.TensorType.get()
-NUMBER: JitType = _C.NumberType.get()
-INT: JitType = _C.IntType.get()
-DEVICE: JitType = _C.DeviceObjType.get()
-GENERATOR: JitType = _C._GeneratorType.get()
 
 NUMBER_TYPES: dict[torch.dtype, JitType] = {
     torch.int64: INT,
-    torch.float64: _C.FloatType.get(),
-    torch.bool: _C.BoolType.get(),
-    torch.complex128: _C.ComplexType.get(),
+    torch.float64: FLOAT,
+    torch.bool: BOOL,
+    torch.complex128: COMPLEX,
 }
 """The type of an input that carries a Python number."""
 

@@ -12,7 +12,7 @@ import torch
 from tarry import generated
 from tarry.backends.base import Computation
 from tarry.backends.lowering import LoweringContext
-from tarry.backends.torchscript import jit
+from tarry.backends.torchscript import jit, types
 from tarry.backends.torchscript.jit import JitBuilder, JitGraph, JitValue
 from tarry.backends.torchscript.program import Program
 from tarry.backends.torchscript.writes import SCATTERS, Writes, plan_writes, writing_form
@@ -89,7 +89,7 @@ class TSLoweringContext(LoweringContext[JitValue]):
     # ---- the parts of a node
 
     def parameter(self, position: int, value: Value) -> JitValue:
-        return self.builder.input(f"p{position}", jit.TENSOR)
+        return self.builder.input(f"p{position}", types.TENSOR)
 
     def number(self, number: Number) -> JitValue:
         """The number as an input; one that stands for a tensor becomes that tensor, a seed a generator."""
@@ -98,14 +98,14 @@ class TSLoweringContext(LoweringContext[JitValue]):
         made = self._number_input(number)
         if number.kind != "wrapped":
             return made
-        return self.builder.one("tarry::wrapped_number", (self.builder.operand(made, jit.NUMBER),))
+        return self.builder.one("tarry::wrapped_number", (self.builder.operand(made, types.NUMBER),))
 
     def constant(self, constant: Any) -> Any:
         return self.device if constant is HERE else constant
 
     def _number_input(self, number: Number) -> JitValue:
         if number.index not in self._numbers:
-            type_ = jit.INT if number.kind == "seed" else jit.NUMBER_TYPES[number.dtype]
+            type_ = types.INT if number.kind == "seed" else jit.NUMBER_TYPES[number.dtype]
             self._numbers[number.index] = self.builder.input(f"n{number.index}", type_)
             self.feeds.append(number.index)
         return self._numbers[number.index]
@@ -114,9 +114,9 @@ class TSLoweringContext(LoweringContext[JitValue]):
         """A generator that was just seeded. One serves all nodes: each seeds it anew before it draws."""
         number = self._number_input(seed)
         if name not in self._generators:
-            self._generators[name] = self.builder.input(name, jit.GENERATOR)
+            self._generators[name] = self.builder.input(name, types.GENERATOR)
             self.feeds.append(make())
-        return self.builder.one("aten::manual_seed", (self._generators[name], number), jit.GENERATOR)
+        return self.builder.one("aten::manual_seed", (self._generators[name], number), types.GENERATOR)
 
     def _borrow_generator(self) -> torch.Generator:
         """The device's generator, which operators draw from that take none."""
@@ -222,7 +222,7 @@ class TSLoweringContext(LoweringContext[JitValue]):
                 results.append(outputs[index])
             else:
                 length = self._list_length(op, args, index)
-                results += self.builder.node("prim::ListUnpack", (outputs[index],), [jit.TENSOR] * length).outputs()
+                results += self.builder.node("prim::ListUnpack", (outputs[index],), [types.TENSOR] * length).outputs()
         return results
 
     def _list_length(self, op: str, args: tuple[Any, ...], index: int) -> int:
@@ -334,6 +334,6 @@ class TSLoweringContext(LoweringContext[JitValue]):
         )
         native = None
         if not needs_python(self.graph) and not self._generators:
-            types = [value.type for value in self.graph.outputs]
-            native = jit.native_program(graph, self.feeds, returned, types, self.device)
+            results = [value.type for value in self.graph.outputs]
+            native = jit.native_program(graph, self.feeds, returned, results, self.device)
         return Computation(run, self.graph, in_place, lambda: str(graph), native)

@@ -129,26 +129,23 @@ def parameters(
 
 def signature(head: str, params: Sequence[str], returns: str, indent: str = "") -> str:
     """`def name(params) -> returns:`, on several lines where one is too short."""
-    one = f"{indent}{head}({', '.join(params)}) -> {returns}:"
-    if len(one) <= LINE_LENGTH:
-        return one
-    inner = f"{indent}    {', '.join(params)}"
-    if len(inner) <= LINE_LENGTH:
-        return f"{indent}{head}(\n{inner}\n{indent}) -> {returns}:"
-    listed = "".join(f"{indent}    {param},\n" for param in params)
-    return f"{indent}{head}(\n{listed}{indent}) -> {returns}:"
+    return _wrapped(head, params, f" -> {returns}:", indent)
 
 
 def call(head: str, args: Sequence[str], indent: str = "") -> str:
     """`head(args)`, on several lines where one is too short. `head` may begin with `return`."""
-    one = f"{indent}{head}({', '.join(args)})"
+    return _wrapped(head, args, "", indent)
+
+
+def _wrapped(head: str, items: Sequence[str], tail: str, indent: str) -> str:
+    one = f"{indent}{head}({', '.join(items)}){tail}"
     if len(one) <= LINE_LENGTH:
         return one
-    inner = f"{indent}    {', '.join(args)}"
+    inner = f"{indent}    {', '.join(items)}"
     if len(inner) <= LINE_LENGTH:
-        return f"{indent}{head}(\n{inner}\n{indent})"
-    listed = "".join(f"{indent}    {arg},\n" for arg in args)
-    return f"{indent}{head}(\n{listed}{indent})"
+        return f"{indent}{head}(\n{inner}\n{indent}){tail}"
+    listed = "".join(f"{indent}    {item},\n" for item in items)
+    return f"{indent}{head}(\n{listed}{indent}){tail}"
 
 
 def assigned(head: str, items: Iterable[str], indent: str = "") -> str:

@@ -1,0 +1,40 @@
+"""Pieces of a graph as graphs of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from tarry.ir.graph import Graph, GraphBuilder, Node, Value, map_leaves
+
+
+def subgraph(
+    graph: Graph,
+    nodes: Iterable[Node],
+    takes: Sequence[Value],
+    gives: Sequence[Value],
+    replaces: Sequence[int | None] | None = None,
+) -> Graph:
+    """Some nodes as a graph from `takes` to `gives`, which are values of the whole one. Numbers keep their indices."""
+    builder = GraphBuilder()
+    for number in graph.numbers:
+        builder.number(number.kind, number.dtype, number.value)
+    table = {value: builder.input(value.type) for value in takes}
+    for node in nodes:
+        types = [None if value is None else value.type for value in node.outputs]
+        args = map_leaves(node.args, lambda leaf: table[leaf] if isinstance(leaf, Value) else leaf)
+        made = builder.node(node.op, args, types, site=node.site, region=node.region, kept=node.kept, seed=node.seed)
+        table.update((old, new) for old, new in zip(node.outputs, made, strict=True) if old and new)
+    return builder.finish([table[value] for value in gives], replaces)
+
+
+def with_views(graph: Graph, nodes: Iterable[Node], views: Mapping[Value, Node]) -> tuple[Node, ...]:
+    """Nodes with those of the views that they read, directly or through each other, in the order of the graph."""
+    chosen = list(nodes)
+    wanted = {id(node) for node in chosen}
+    waiting = [value for node in chosen for value in node.operands]
+    while waiting:
+        node = views.get(waiting.pop())
+        if node is not None and id(node) not in wanted:
+            wanted.add(id(node))
+            waiting.extend(node.operands)
+    return tuple(node for node in graph.nodes if id(node) in wanted)
