@@ -332,14 +332,18 @@ void Batch::commit_results(std::vector<at::Tensor> outputs) {
   commit(std::move(outputs));
 }
 
-void Batch::run(const std::shared_ptr<const Program>& program, const std::vector<int64_t>& update) {
+bool Batch::run(const std::shared_ptr<const Program>& program, const std::vector<int64_t>& update) {
   c10::InferenceMode no_inference(false); // what is made in inference mode cannot be written outside it, and results outlive the block
   PlainDispatch plain; // the second: the first switches autograd on
   const auto given = numbers();
   const auto split = std::dynamic_pointer_cast<const SplitProgram>(program);
   if (!split) {
-    commit_results(program->run(inputs(update), given));
-    return;
+    auto taken = inputs(update);
+    if (!program->accepts(taken)) {
+      return false;
+    }
+    commit_results(program->run(std::move(taken), given));
+    return true;
   }
   // Values that another step left behind are inputs of this one only: nothing like it will come again.
   const bool comes_again = std::none_of(order.begin(), order.end(), [](const NodePtr& node) { return node->results != nullptr; });
@@ -348,6 +352,7 @@ void Batch::run(const std::shared_ptr<const Program>& program, const std::vector
   if (comes_again) {
     expect_again(*this, split);
   }
+  return true;
 }
 
 void Batch::commit(std::vector<at::Tensor> outputs) {

@@ -303,7 +303,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("matches", &Batch::matches)
       .def("run", [](Batch& batch, const std::shared_ptr<Program>& program, const std::vector<int64_t>& update) {
         py::gil_scoped_release release;
-        batch.run(program, update);
+        return batch.run(program, update);
       })
       .def("interpret", &Batch::interpret, py::arg("interruptible"), py::call_guard<py::gil_scoped_release>())
       .def("commit", [](Batch& batch, std::vector<std::optional<at::Tensor>> results) {

@@ -1,5 +1,6 @@
 #include "program.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/TensorImpl.h>
@@ -42,15 +43,8 @@ at::Tensor view_of(const at::Tensor& source, const LaunchList::Instruction& how)
 }
 
 at::Tensor vector_of(const LaunchList::NumberVector& spec, const std::vector<c10::IValue>& numbers) {
-  auto made = at::detail::empty_cpu({static_cast<int64_t>(spec.indices.size())}, spec.dtype);
-  for (size_t i = 0; i < spec.indices.size(); ++i) {
-    const c10::Scalar value = numbers.at(spec.indices[i]).toScalar();
-    if (spec.dtype == c10::ScalarType::Double) {
-      made.mutable_data_ptr<double>()[i] = value.toDouble();
-    } else {
-      made.mutable_data_ptr<int64_t>()[i] = value.toLong();
-    }
-  }
+  at::Tensor made = at::detail::empty_cpu({static_cast<int64_t>(spec.indices.size())}, spec.dtype);
+  fill_vector(spec, numbers, made);
   return made;
 }
 
@@ -66,6 +60,10 @@ void call_operator(const LaunchList::Instruction& call, std::vector<at::Tensor>&
       stack[operand.argument].toList().set(operand.item, registers[operand.source]);
     }
   }
+  if (call.generator >= 0) {
+    const auto seed = static_cast<uint64_t>(*registers[call.seed].const_data_ptr<int64_t>());
+    stack[call.generator] = at::detail::createCPUGenerator(seed);
+  }
   call.op->callBoxed(&stack);
   for (size_t i = 0; i < call.targets.size() && i < stack.size(); ++i) {
     if (call.targets[i] != LaunchList::kNowhere) {
@@ -75,6 +73,17 @@ void call_operator(const LaunchList::Instruction& call, std::vector<at::Tensor>&
 }
 
 } // namespace
+
+void fill_vector(const LaunchList::NumberVector& spec, const std::vector<c10::IValue>& numbers, at::Tensor& vector) {
+  for (size_t i = 0; i < spec.indices.size(); ++i) {
+    const c10::Scalar value = numbers.at(spec.indices[i]).toScalar();
+    if (spec.dtype == c10::ScalarType::Double) {
+      vector.mutable_data_ptr<double>()[i] = value.toDouble();
+    } else {
+      vector.mutable_data_ptr<int64_t>()[i] = value.toLong();
+    }
+  }
+}
 
 LaunchList::LaunchList(
     uint32_t registers, std::vector<NumberVector> vectors, std::vector<Instruction> instructions,

@@ -76,7 +76,10 @@ class CompiledProgram:
             raise _fallback_error(self._backend, self._unknown[0])
         if self._native is not None:
             self.run_native(batch)
-            return
+        else:
+            self._run_in_python(batch, numbers)
+
+    def _run_in_python(self, batch: Batch, numbers: list[PythonNumber]) -> None:
         with uninterrupted() if self._in_place else _UNGUARDED:
             try:
                 with PlainDispatch(self._plain):
@@ -93,9 +96,12 @@ class CompiledProgram:
     def run_native(self, batch: Batch) -> None:
         """As `run`, for a native program."""
         try:
-            batch.run(self._native, self._update)  # no signal handler of Python's runs in there
+            accepted = batch.run(self._native, self._update)  # no signal handler of Python's runs in there
         except Exception as error:
             self._diagnose(batch, error)
+        else:
+            if not accepted:
+                self._run_in_python(batch, batch.numbers())
 
     def _run(self, batch: Batch, numbers: list[PythonNumber]) -> list[Any]:
         """The results as tensors. The native part checks them where they are committed: nothing here looks at each."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tarry.backends.base import Backend, Capabilities, Computation, PythonNumber
 from tarry.backends.fx import FxProgram, lower, takes_number
-from tarry.backends.fx.opaque import is_opaque
+from tarry.backends.fx.opaque import is_masked, is_opaque
+from tarry.backends.inductor.capture import Capture
 from tarry.backends.inductor.launch import launch_list
 from tarry.errors import Unsupported
 from tarry.ir.graph import Graph, Node, Number, Value
@@ -30,42 +32,59 @@ _lock = threading.Lock()  # Inductor's configuration is patched process-wide whi
 class InductorBackend(Backend):
     """Compiles with Inductor. Parameters and other replaced inputs are updated in place.
 
-    `options` are Inductor's (`torch._inductor.config`), as for torch.compile. `cudagraphs=True` captures each compiled
-    step on a CUDA device as one CUDA graph, if nothing in it has to run on the host. Dropout then draws other numbers
-    than the reference path does for the same seed; without it they are the same.
+    `options` are Inductor's (`torch._inductor.config`), as for torch.compile. On a CUDA device, each compiled step
+    becomes one CUDA graph if nothing in it has to run on the host; `cudagraphs=False` turns that off. Dropout has to:
+    it draws the numbers that the reference path draws for the same seed. With `device_random=True` it draws by
+    Inductor's own generator on the device, and does not have to.
     """
 
     name = "inductor"
     capabilities = Capabilities(updates_in_place=True)
 
     def __init__(
-        self, device: str = "cpu", *, cudagraphs: bool = False, options: dict[str, Any] | None = None
+        self,
+        device: str = "cpu",
+        *,
+        cudagraphs: bool = True,
+        device_random: bool = False,
+        options: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(device)
         self.cudagraphs = cudagraphs
+        self.device_random = device_random
         self.options = dict(options or {})
+        self._counts: Counter[str] = Counter()
+
+    def metrics(self) -> Mapping[str, float]:
+        """`cuda_graphs`: captures of a step; `not_captured`: steps that cannot be (the logger "tarry" says why)."""
+        return dict(self._counts)
 
     def takes_number(self, node: Node, number: Number, varied: bool) -> bool:
         return takes_number(node, number, varied)
 
     def runs_ahead(self, graph: Graph) -> bool:
         # Opaque operators are written in Python, and those that are not PyTorch's own may be.
-        return self.device == "cpu" and not any(is_opaque(n) or not n.op.startswith("aten::") for n in graph.nodes)
+        here = torch.device(self.device)
+        return here.type == "cpu" and not any(
+            (is_opaque(node) and not is_masked(node, here)) or not node.op.startswith("aten::") for node in graph.nodes
+        )
 
     def compile(self, graph: Graph) -> Computation:
         try:
-            program = lower(_without_scattered_updates(graph), self.device, inductor_random=self.cudagraphs)
+            program = lower(_without_scattered_updates(graph), self.device, inductor_random=self.device_random)
             with _lock, self._configured():
-                compiled, source = _compile(program, self.cudagraphs)
+                compiled, source = _compile(program)
         except Unsupported:
             raise
         except Exception as error:
             message = str(error).strip().splitlines() or [""]
             raise Unsupported(None, f"Inductor gave up: {type(error).__name__}: {message[0]}") from error
-        native = None
-        if self.device == "cpu" and callable(function := getattr(compiled, "current_callable", None)):
-            native = launch_list(function, source(), program)
-        return Computation(_runner(program, compiled, self.cudagraphs), graph, program.in_place, source, native)
+        function = getattr(compiled, "current_callable", None) or compiled  # the generated code itself
+        if torch.device(self.device).type == "cuda" and self.cudagraphs:
+            capture = Capture(program, function, self._counts)
+            return Computation(capture.run, graph, program.in_place, source, capture.program)
+        native = launch_list(function, source(), program) if self.device == "cpu" else None
+        return Computation(_runner(program, function), graph, program.in_place, source, native)
 
     @contextlib.contextmanager
     def _configured(self) -> Iterator[None]:
@@ -96,7 +115,7 @@ def why_not(device: str) -> str:
     return ""
 
 
-def _compile(program: FxProgram, cudagraphs: bool) -> tuple[Any, Any]:
+def _compile(program: FxProgram) -> tuple[Any, Any]:
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
@@ -117,7 +136,7 @@ def _compile(program: FxProgram, cudagraphs: bool) -> tuple[Any, Any]:
                 compiled = compile_fx_inner(
                     traced,
                     examples,
-                    cudagraphs=BoxedBool(cudagraphs),
+                    cudagraphs=BoxedBool(False),  # see capture.py
                     static_input_idxs=_updated_inputs(program),
                 )
     return compiled, lambda: getattr(compiled, "source_code", "") or ""
@@ -168,19 +187,13 @@ def _scatters_into_cat(traced: torch.fx.GraphModule) -> bool:
     )
 
 
-def _runner(program: FxProgram, compiled: Any, cudagraphs: bool) -> Any:
+def _runner(program: FxProgram, function: Any) -> Any:
     in_place = program.in_place
     count = len(program.graph.outputs)
     returned = [k for k in range(count) if k not in in_place]
-    if not cudagraphs:
-        compiled = getattr(compiled, "current_callable", None) or compiled  # the generated code itself
 
     def run(inputs: list[Any], numbers: list[PythonNumber]) -> list[Any]:
-        if cudagraphs:
-            torch.compiler.cudagraph_mark_step_begin()
-        results = compiled([*inputs, *program.number_tensors(numbers)])
-        if cudagraphs:
-            results = [result.clone() for result in results]  # the next replay writes to the same memory
+        results = function([*inputs, *program.number_tensors(numbers)])
         if not in_place:
             return list(results)
         outputs: list[Any] = [None] * count

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 
 from tarry.backends.fx import FxProgram
+from tarry.backends.fx.opaque import keep_mask
 from tarry.native import C
 
 _IGNORED = frozenset({"assert_size_stride", "assert_alignment"})
@@ -188,6 +190,9 @@ class _Reader:
                 raise NotUnderstoodError(f"a kernel of {len(call.args)} pointers")
             self._emit("kernel", [], [self._register(argument) for argument in call.args], address=address)
             return
+        if function is keep_mask():
+            self._draw(call, targets)
+            return
         overload = self._overload(call, function)
         schema = overload._schema
         given: dict[str, Any] = {
@@ -212,6 +217,27 @@ class _Reader:
             returns = [self._new() for _ in schema.returns]
             self._tuples[targets[0]] = returns
         self._emit("call", returns, [], op=schema.name, overload=schema.overload_name, arguments=arguments)
+
+    def _draw(self, call: ast.Call, targets: tuple[str, ...]) -> None:
+        """A mask for dropout: a buffer, filled by the operator that fills it in eager PyTorch."""
+        match call.args, targets:
+            case [sizes, keep, seed], (name,):
+                shape = _literal(sizes)
+                strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
+                self._names[name] = self._new()
+                buffer = self._names[name]
+                self._emit("allocate", [buffer], [], sizes=shape, strides=strides, dtype=torch.bool)
+                self._emit(
+                    "call",
+                    [NOWHERE],
+                    [self._register(seed)],
+                    op="aten::bernoulli_",
+                    overload="float",
+                    arguments=[_Register(buffer), _literal(keep), None],
+                    generator=2,
+                )
+            case _:
+                raise NotUnderstoodError("a mask of another form")
 
     def _overload(self, call: ast.Call, function: Any) -> Any:
         """The operator that is called: torch.ops' own, or one that Inductor names by `extern_kernels`."""
