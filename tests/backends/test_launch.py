@@ -126,8 +126,8 @@ def test_dropout_is_native_and_draws_as_the_reference_path() -> None:
     def train(backend: str) -> list[Tensor]:
         tarry.set_backend(backend)
         torch.manual_seed(0)
-        layers = [layer for _ in range(4) for layer in (torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Dropout(0.3))]
-        net = torch.nn.Sequential(*layers).to("tarry")
+        blocks = [(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Dropout(0.3)) for _ in range(4)]
+        net = torch.nn.Sequential(*(layer for block in blocks for layer in block)).to("tarry")
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         losses = []
         for _ in range(8):
