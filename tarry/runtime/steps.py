@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Protocol, TypeAlias
 
+import torch
+
 from tarry import events
 from tarry.backends.base import Backend, Batch, Program, PythonNumber
 from tarry.config import config
@@ -84,7 +86,8 @@ class CompiledStep:
         if self._lowerings:
             graph = decompose(graph, self._lowerings, lambda node: node.op not in self._lowerings)
         graph = decompose(graph, self._decompositions, backend.supports)
-        graph = safe_updates(graph) if backend.capabilities.updates_in_place else _without_updates(graph)
+        in_place = backend.capabilities.updates_in_place
+        graph = safe_updates(graph, torch.device(backend.device).type) if in_place else _without_updates(graph)
         program: Runnable
         try:
             parts = split(graph, *self._positions) if config.run_ahead and backend.runs_ahead(graph) else None
