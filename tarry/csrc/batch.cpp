@@ -86,6 +86,7 @@ std::unique_ptr<Batch> collect(DeviceState& state) {
   }
   batch->epoch = state.epoch++;
   batch->flight = std::move(state.flight);
+  batch->uploads = std::exchange(state.uploads, {});
   state.launch_at = kNever;
   state.position = 0;
   old_history.swap(state.history);
@@ -338,6 +339,7 @@ bool Batch::run(const std::shared_ptr<const Program>& program, const std::vector
   const auto given = numbers();
   const auto split = std::dynamic_pointer_cast<const SplitProgram>(program);
   if (!split) {
+    abandon(*this);
     auto taken = inputs(update);
     if (!program->accepts(taken)) {
       return false;
@@ -347,8 +349,15 @@ bool Batch::run(const std::shared_ptr<const Program>& program, const std::vector
   }
   // Values that another step left behind are inputs of this one only: nothing like it will come again.
   const bool comes_again = std::none_of(order.begin(), order.end(), [](const NodePtr& node) { return node->results != nullptr; });
-  const auto early = land(*this, *split, given); // first: a flight holds on to buffers that are to be updated
-  commit_results(early ? split->run_late(inputs(update), *early, given) : split->run(inputs(update), given));
+  auto early = land(*this, *split, given); // first: a flight holds on to buffers that are to be updated
+  auto taken = inputs(update);
+  if (!early && split->early_accepts(taken)) {
+    early = split->run_early(taken, given);
+  }
+  if (!early || !split->late_accepts(taken, *early)) {
+    return false;
+  }
+  commit_results(split->run_late(taken, *early, given));
   if (comes_again) {
     expect_again(*this, split);
   }

@@ -25,6 +25,7 @@ struct Batch {
   std::vector<NodePtr> order; // in program order, leaves among them
   std::vector<Root> roots; // in program order of their nodes
   std::shared_ptr<Flight> flight; // what was computed ahead for this batch, perhaps
+  std::vector<WeakStorage> uploads; // storages filled from the host while it was recorded
   uint32_t slots = 0; // number of values; node n's outputs are slots n->first_slot ...
   std::vector<int32_t> replaces; // per root: the slot of the leaf whose buffer the root's storage had, or -1
 

@@ -187,7 +187,21 @@ void bind_program(py::module& m) {
       m, "CapturedProgram", "A CUDA graph: see tarry/backends/inductor/capture.py.")
       .def(py::init<>())
       .def("set_graph", &set_graph)
-      .def("clear", &CapturedProgram::clear);
+      .def("clear", &CapturedProgram::clear)
+      .def("accepts", &CapturedProgram::accepts)
+      .def(
+          "run",
+          [](const CapturedProgram& program, std::vector<at::Tensor> inputs, const py::list& numbers) {
+            std::vector<c10::IValue> given;
+            for (const py::handle number : numbers) {
+              given.push_back(torch::jit::toIValue(number, c10::NumberType::get()));
+            }
+            std::vector<std::optional<at::Tensor>> outputs;
+            for (at::Tensor& output : program.run(std::move(inputs), given)) {
+              outputs.push_back(output.defined() ? std::make_optional(tarry::alias(output)) : std::nullopt);
+            }
+            return outputs;
+          });
   m.def("split_program", &split_program, "A program in two parts, of which the first may run while the step is still recorded.");
   m.def("set_run_ahead", &set_run_ahead);
   m.def("forget_expectations", &forget_expectations);

@@ -287,7 +287,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_property_readonly("num_operations", &Batch::operations)
       .def_property_readonly("num_outputs", [](const Batch& batch) { return batch.roots.size(); })
       .def_property_readonly("device", [](const Batch& batch) { return static_cast<int>(batch.state->index); })
-      .def("inputs", &Batch::inputs, py::arg("update") = std::vector<int64_t>())
+      .def(
+          "inputs",
+          [](Batch& batch, const std::vector<int64_t>& update) {
+            abandon(batch);
+            return batch.inputs(update);
+          },
+          py::arg("update") = std::vector<int64_t>())
       .def("own_inputs", &Batch::own_inputs)
       .def("numbers", [](const Batch& batch) {
         const auto numbers = batch.numbers();

@@ -10,6 +10,8 @@
 namespace tarry {
 namespace {
 
+constexpr size_t kSmall = 1024; // bytes
+
 // The same part of another storage.
 at::Tensor over(const c10::Storage& storage, const at::Tensor& like) {
   auto made = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(storage), like.key_set(), like.dtype());
@@ -42,12 +44,12 @@ at::Tensor pinned_vector(const LaunchList::NumberVector& spec, const std::vector
 
 void CapturedProgram::clear() {
   parts_ = Parts();
-  alone_.clear();
+  lent_.clear();
 }
 
 void CapturedProgram::set(Parts parts) {
   parts_ = std::move(parts);
-  alone_.clear();
+  lent_.clear();
   std::unordered_map<const c10::StorageImpl*, int> users;
   for (const at::Tensor& result : parts_.results) {
     if (result.defined()) {
@@ -55,7 +57,9 @@ void CapturedProgram::set(Parts parts) {
     }
   }
   for (const at::Tensor& result : parts_.results) {
-    alone_.push_back(result.defined() && users[result.storage().unsafeGetStorageImpl()] == 1);
+    // Small results, such as losses, are often held for long; a copy is cheap.
+    lent_.push_back(
+        result.defined() && users[result.storage().unsafeGetStorageImpl()] == 1 && result.storage().nbytes() > kSmall);
   }
 }
 
@@ -73,10 +77,19 @@ bool CapturedProgram::accepts(const std::vector<at::Tensor>& inputs) const {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device).id() == 0;
 }
 
+bool CapturedProgram::is_free() const {
+  for (size_t i = 0; i < parts_.results.size(); ++i) {
+    if (lent_[i] && parts_.results[i].storage().use_count() != 1) {
+      return false;
+    }
+  }
+  return true;
+}
+
 // What the last launch has left belongs to those who were given it: the next one must not change it.
 void CapturedProgram::let_go_of_results() const {
   for (size_t i = 0; i < parts_.results.size(); ++i) {
-    if (!alone_[i] || parts_.results[i].storage().use_count() == 1) {
+    if (!lent_[i] || parts_.results[i].storage().use_count() == 1) {
       continue;
     }
     at::Tensor& result = parts_.results[i];
@@ -111,7 +124,7 @@ std::vector<at::Tensor> CapturedProgram::run(std::vector<at::Tensor> inputs, con
   std::vector<at::Tensor> outputs;
   for (size_t i = 0; i < parts_.results.size(); ++i) {
     const at::Tensor& result = parts_.results[i];
-    outputs.push_back(!result.defined() || alone_[i] ? result : over(copy_of(result).storage(), result));
+    outputs.push_back(!result.defined() || lent_[i] ? result : over(copy_of(result).storage(), result));
   }
   return outputs;
 }

@@ -35,13 +35,14 @@ class CapturedProgram final : public Program {
   void clear();
 
   bool accepts(const std::vector<at::Tensor>& inputs) const override;
+  bool is_free() const override;
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const std::vector<c10::IValue>& numbers) const override;
 
  private:
   void let_go_of_results() const;
 
   mutable Parts parts_;
-  std::vector<bool> alone_; // per output: nothing else lies in its storage
+  std::vector<bool> lent_; // per output: handed out where it is; else, a copy of it
 };
 
 } // namespace tarry

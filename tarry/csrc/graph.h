@@ -30,6 +30,11 @@ namespace tarry {
 struct Node;
 using NodePtr = c10::intrusive_ptr<Node>;
 
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+inline WeakStorage weak(c10::StorageImpl* storage) {
+  return WeakStorage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
+}
+
 struct Edge {
   NodePtr node;
   uint32_t output = 0;
@@ -84,6 +89,8 @@ struct Node final : c10::intrusive_ptr_target {
 
   const Layout* leaf_layout = nullptr;
   at::Tensor data; // of a leaf
+  WeakStorage source{c10::intrusive_ptr<c10::StorageImpl>()}; // of a leaf: the storage that it last stood for
+  bool steady = false; // of a leaf: it was that storage the time before, too
   std::unique_ptr<std::vector<at::Tensor>> results; // outputs computed already, kept because something pending needs them
   std::shared_ptr<std::string> error; // why this node could not be computed
 
@@ -150,6 +157,7 @@ struct DeviceState {
   // Running ahead (ahead.h): what is expected, from which position on it may be launched, and what was launched in this epoch.
   std::unique_ptr<Expectation> expected;
   uint32_t expected_at = kNever;
+  std::vector<WeakStorage> uploads; // storages filled from the host since the last collect(), in order
   uint32_t launch_at = kNever; // as expected_at, until it was launched or the epoch is over
   std::shared_ptr<Flight> flight;
   uint64_t ahead_used = 0; // flights whose results were right
@@ -163,6 +171,7 @@ struct DeviceState {
 struct Graveyard {
   c10::SmallVector<NodePtr, 4> nodes;
   c10::SmallVector<at::Tensor, 2> tensors;
+  std::vector<WeakStorage> storages;
 };
 
 DeviceState& device_state(c10::DeviceIndex index);
@@ -176,6 +185,8 @@ at::Tensor make_tensor(DeviceState& state, const Layout* layout, StoragePtr stor
 at::Tensor make_uninitialised(DeviceState& state, const Layout* layout);
 // A tarry tensor over a real one, which must not be written by anybody else from now on.
 at::Tensor wrap_real(DeviceState& state, at::Tensor real);
+// A tensor on the real device becomes a copy of one on the host (or elsewhere). What is on its way there need not be waited for.
+void fill_from(at::Tensor& real, const at::Tensor& source);
 // A tarry tensor with a copy of a host (or other foreign) tensor.
 at::Tensor upload(DeviceState& state, const at::Tensor& source);
 

@@ -210,10 +210,11 @@ at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) 
     mark_used();
     const Layout* home = storage->home;
     at::Tensor real = at::empty_strided(home->sizes, home->strides, at::TensorOptions().dtype(home->dtype).device(real_device(storage->state->index)));
-    real.copy_(source);
+    fill_from(real, source);
     Graveyard graveyard;
     std::lock_guard<std::mutex> guard(storage->state->mutex);
     set_data(storage, std::move(real), graveyard);
+    storage->state->uploads.push_back(weak(storage));
     return self;
   }
   torch::jit::Stack stack{self, upload(*storage->state, source), non_blocking};

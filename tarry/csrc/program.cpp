@@ -8,6 +8,17 @@
 #include <utility>
 
 namespace tarry {
+
+static thread_local const std::atomic<bool>* break_off = nullptr;
+
+MayBreakOff::MayBreakOff(const std::atomic<bool>& flag) {
+  break_off = &flag;
+}
+
+MayBreakOff::~MayBreakOff() {
+  break_off = nullptr;
+}
+
 namespace {
 
 template <size_t>
@@ -112,7 +123,9 @@ std::vector<at::Tensor> LaunchList::run(std::vector<at::Tensor> inputs, const st
   registers.insert(registers.end(), constants_.begin(), constants_.end());
   registers.resize(registers_);
   std::vector<void*> pointers(most_pointers_);
+  const std::atomic<bool>* unwanted = break_off;
   for (const Instruction& step : instructions_) {
+    TORCH_CHECK(!unwanted || !unwanted->load(std::memory_order_relaxed), "tarry: not needed any more");
     switch (step.kind) {
       case Instruction::Kind::Allocate:
         registers[step.targets[0]] = at::detail::empty_strided_cpu(step.sizes, step.strides, step.dtype);

@@ -5,9 +5,17 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 
+#include <atomic>
 #include <vector>
 
 namespace tarry {
+
+// While it lives, a program that runs on this thread may break off, by an exception, when the flag is set.
+class MayBreakOff {
+ public:
+  explicit MayBreakOff(const std::atomic<bool>& flag);
+  ~MayBreakOff();
+};
 
 class Program {
  public:
@@ -17,6 +25,8 @@ class Program {
   virtual std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const std::vector<c10::IValue>& numbers) const = 0;
   // Whether it can be run with inputs that lie where these do.
   virtual bool accepts(const std::vector<at::Tensor>& inputs) const { return true; }
+  // Whether nobody looks any more at results of the last run whose memory the next one will want.
+  virtual bool is_free() const { return true; }
 };
 
 // A list of instructions on numbered registers, of which the first hold the inputs: buffers, views of them, kernels that take

@@ -83,6 +83,10 @@ Value current_value(TarryStorage* storage, Graveyard& graveyard) {
   node->position = position;
   graveyard.tensors.push_back(std::move(node->data));
   node->data = storage->data;
+  node->steady = node->source._unsafe_get_target() == storage;
+  if (!node->steady) {
+    graveyard.storages.push_back(std::exchange(node->source, weak(storage)));
+  }
   graveyard.nodes.push_back(std::move(storage->leaf));
   storage->leaf = node;
   storage->leaf_epoch = state.epoch;

@@ -201,12 +201,23 @@ at::Tensor wrap_real(DeviceState& state, at::Tensor real) {
   return make_tensor(state, layout, std::move(storage));
 }
 
+void fill_from(at::Tensor& real, const at::Tensor& source) {
+  if (!real.is_cuda() || !source.is_cpu()) {
+    real.copy_(source);
+    return;
+  }
+  // A copy from ordinary memory waits for all that the device has still to do; from pinned memory, it takes its turn.
+  at::Tensor pinned = at::empty_strided(real.sizes(), real.strides(), real.options().device(c10::kCPU).pinned_memory(true));
+  pinned.copy_(source);
+  real.copy_(pinned, /*non_blocking=*/true);
+}
+
 at::Tensor upload(DeviceState& state, const at::Tensor& source) {
   PlainDispatch plain;
   auto real = at::empty_strided(
       source.sizes(), source.is_non_overlapping_and_dense() ? source.strides() : source.contiguous().strides(),
       source.options().device(real_device(state.index)));
-  real.copy_(source);
+  fill_from(real, source);
   return wrap_real(state, std::move(real));
 }
 

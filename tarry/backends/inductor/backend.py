@@ -65,7 +65,9 @@ class InductorBackend(Backend):
     def runs_ahead(self, graph: Graph) -> bool:
         # Opaque operators are written in Python, and those that are not PyTorch's own may be.
         here = torch.device(self.device)
-        return here.type == "cpu" and not any(
+        if here.type != "cpu" and not self.cudagraphs:
+            return False
+        return not any(
             (is_opaque(node) and not is_masked(node, here)) or not node.op.startswith("aten::") for node in graph.nodes
         )
 

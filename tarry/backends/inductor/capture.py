@@ -2,8 +2,8 @@
 
 A launch of the whole graph costs as much as a few launches of kernels. A graph reads and writes fixed addresses, so its
 inputs are sorted: those that were in the same place twice are read there (parameters, optimizer state: updated where
-they are), and others are copied to placeholders before each launch. An input that turns out to move becomes one with a
-placeholder, and the graph is captured anew. Launching is native (csrc/captured.h).
+they are), and others are copied to placeholders before each launch. If an input turns out to have moved, the graph is
+captured anew; one that moves again gets a placeholder. Launching is native (csrc/captured.h).
 
 Checked on torch 2.11 and 2.13: CUDAGraph.raw_cuda_graph_exec.
 """
@@ -26,9 +26,9 @@ from tarry.native import C
 log = logging.getLogger("tarry")
 
 RUNS_BEFORE = 2
-"""Runs before a program is captured: kernels choose their configurations in the first, and what stays is seen in the
+"""Runs before a program is captured: kernels choose their configurations in the first, and what moves is seen in the
 second."""
-MAX_CAPTURES = 4
+MAX_CAPTURES = 6
 """Captures of one program. One whose inputs keep moving all the same is not captured any more."""
 
 
@@ -45,7 +45,7 @@ class Capture:
         self._runs = 0
         self._captures = 0
         self._places: list[int] = []
-        self._moving: set[int] = set()
+        self._moves: Counter[int] = Counter()
         replaces = program.graph.replaces
         self._updated = {index for k, index in enumerate(replaces) if k in program.in_place and index is not None}
         self._returned = [k for k in range(len(program.graph.outputs)) if k not in program.in_place]
@@ -54,9 +54,13 @@ class Capture:
         self.program: Any = C.CapturedProgram()
 
     def run(self, inputs: list[Any], numbers: list[PythonNumber]) -> list[Any]:
-        """Compute the results kernel by kernel. Captures the program afterwards, if the time has come."""
+        """Compute the results by the graph if it takes the inputs, else kernel by kernel; the program is then captured
+        for inputs in these places, if the time has come."""
+        if self.program.accepts(inputs):
+            results: list[Any] = self.program.run(inputs, numbers)
+            return results
         given = list(inputs)
-        results = self._compiled([*inputs, *self._fx.number_tensors(numbers)])
+        results = self._compiled([*given, *self._fx.number_tensors(numbers)])
         self._runs += 1
         if not self._why_not:
             self._look(given)
@@ -70,8 +74,12 @@ class Capture:
     def _look(self, inputs: list[torch.Tensor]) -> None:
         places = [tensor.data_ptr() for tensor in inputs]
         if self._places:
-            self._moving |= {k for k, (a, b) in enumerate(zip(self._places, places, strict=True)) if a != b}
+            self._moves.update(k for k, (a, b) in enumerate(zip(self._places, places, strict=True)) if a != b)
         self._places = places
+
+    @property
+    def _moving(self) -> set[int]:
+        return {k for k, moves in self._moves.items() if moves > 1}
 
     def _capture(self, inputs: list[torch.Tensor], numbers: list[PythonNumber]) -> None:
         self.program.clear()  # the memory of the last graph is needed for the next
@@ -95,7 +103,8 @@ class Capture:
 
     def _set_graph(self, inputs: list[torch.Tensor], numbers: list[PythonNumber]) -> None:
         fx = self._fx
-        placeholders = [_like(tensor) if k in self._moving else None for k, tensor in enumerate(inputs)]
+        moving = self._moving
+        placeholders = [_like(tensor) if k in moving else None for k, tensor in enumerate(inputs)]
         given = [tensor if place is None else place for tensor, place in zip(inputs, placeholders, strict=True)]
         vectors = fx.number_tensors(numbers)
         graph = torch.cuda.CUDAGraph()
@@ -108,9 +117,9 @@ class Capture:
             _launch_address(),
             graph.raw_cuda_graph_exec(),
             graph,
-            [0 if k in self._moving else place for k, place in enumerate(self._places)],
+            [0 if k in moving else place for k, place in enumerate(self._places)],
             placeholders,
-            sorted(self._moving & self._updated),
+            sorted(moving & self._updated),
             [(vector.dtype, vector.indices) for vector in fx.vectors],
             vectors,
             outputs,
