@@ -27,6 +27,9 @@ class Peer(ABC):
     def end_step(self) -> None:  # noqa: B027 - only LTC needs it
         """What a training loop must call after `optimizer.step()`."""
 
+    def ready(self) -> None:  # noqa: B027 - only tarry compiles in the background
+        """Wait until what has been compiled for the steps so far is in use."""
+
 
 class Eager(Peer):
     """Plain PyTorch."""
@@ -43,6 +46,18 @@ class Eager(Peer):
     def cut(self) -> None:
         if self.device.startswith("cuda"):
             torch.cuda.synchronize()
+
+
+class Compiled(Eager):
+    """torch.compile on the model, with its default backend or in one of its modes."""
+
+    name = "compile"
+
+    def __init__(self, device: str, mode: str | None = None) -> None:
+        super().__init__(device)
+        self.mode = mode
+        if mode is not None:
+            self.name = f"compile {mode}"
 
 
 class LazyTensorCore(Peer):
@@ -82,6 +97,13 @@ class Tarry(Peer):
         import tarry
 
         tarry.mark_step(wait=True)
+
+    def ready(self) -> None:
+        import tarry
+
+        wait = getattr(tarry, "wait_for_compiles", None)
+        if wait is not None:
+            wait()
 
 
 def started(peers: Sequence[Peer]) -> list[Peer]:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tarry.cli.demo_model import GPT, GPTConfig
+from tarry.examples.train_gpt import GPT, GPTConfig
 
 Optimizer = torch.optim.Optimizer
 
@@ -93,3 +93,22 @@ PROGRAMS = (
         F.cross_entropy,
     ),
 )
+
+MEMORY_PROGRAMS = (
+    *PROGRAMS,
+    Program(
+        "GPT 4x256 16x128 AdamW",
+        lambda: GPT(GPTConfig(vocabulary=VOCABULARY, layers=4, width=256, context=128)),
+        adamw,
+        lambda: (torch.randint(VOCABULARY, (16, 128)), torch.randint(VOCABULARY, (16, 128))),
+        token_loss,
+    ),
+    Program(
+        "GPT 4x256 16x128 AdamW recomputed",
+        lambda: GPT(GPTConfig(vocabulary=VOCABULARY, layers=4, width=256, context=128, recompute=True)),
+        adamw,
+        lambda: (torch.randint(VOCABULARY, (16, 128)), torch.randint(VOCABULARY, (16, 128))),
+        token_loss,
+    ),
+)
+"""Programs whose memory is compared: here activations weigh more than weights."""

@@ -20,18 +20,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from benchmarks._peers import Eager, LazyTensorCore, Peer, Tarry
+from benchmarks._peers import Compiled, Eager, LazyTensorCore, Peer, Tarry
 from benchmarks._report import show, write_json
 from benchmarks.programs import PROGRAMS, Program
 
 TURN = 0.3
 """Seconds. The first steps of a turn find the caches full of another peer's data; they must not count for much."""
-
-
-class Compiled(Eager):
-    """torch.compile on the model, with its default backend."""
-
-    name = "compile"
 
 
 class Trainer:
