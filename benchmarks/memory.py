@@ -25,8 +25,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks._peers import Compiled, Eager, Peer, Tarry
-from benchmarks.programs import MEMORY_PROGRAMS, Program
+from benchmarks._peers import Peer, named
+from benchmarks.programs import ALL_PROGRAMS, MEMORY_PROGRAMS, Program
 from benchmarks.training_step import Trainer
 
 SOURCE = Path(__file__).with_name("allocations.c")
@@ -55,13 +55,6 @@ class Watch:
         tensors, everything = ctypes.c_long(), ctypes.c_long()
         self._library.tarry_peaks(ctypes.byref(tensors), ctypes.byref(everything))
         return {"tensors": tensors.value, "all": everything.value}
-
-
-def peer_of(name: str, device: str) -> Peer:
-    """The peer of a name in the table."""
-    if name in ("eager", "compile"):
-        return Eager(device) if name == "eager" else Compiled(device)
-    return Tarry(name.removeprefix("tarry "), device, name=name)
 
 
 def measure_here(program: Program, peer: Peer, device: str) -> Peaks:
@@ -165,8 +158,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--child", nargs=2, metavar=("PROGRAM", "PEER"), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.child:
-        program = next(program for program in MEMORY_PROGRAMS if program.name == options.child[0])
-        print(json.dumps(measure_here(program, peer_of(options.child[1], options.device), options.device)))
+        program = ALL_PROGRAMS[options.child[0]]
+        print(json.dumps(measure_here(program, named(options.child[1], options.device), options.device)))
         return 0
     programs = [program for program in MEMORY_PROGRAMS if options.only.lower() in program.name.lower()]
     if not programs:

@@ -23,6 +23,7 @@ class Program:
     optimizer: Callable[[nn.Module], Optimizer]
     batch: Callable[[], tuple[Tensor, Tensor]]
     loss: Callable[[Tensor, Tensor], Tensor]
+    autocast: bool = False  # to bf16
 
 
 class Residual(nn.Module):
@@ -94,6 +95,16 @@ PROGRAMS = (
     ),
 )
 
+GPT2 = Program(
+    "GPT-2 small 8x1024 bf16 AdamW",
+    lambda: GPT(GPTConfig(vocabulary=50257, layers=12, heads=12, width=768, context=1024)),
+    adamw,
+    lambda: (torch.randint(50257, (8, 1024)), torch.randint(50257, (8, 1024))),
+    token_loss,
+    autocast=True,
+)
+"""For a GPU: a step takes seconds on a CPU."""
+
 MEMORY_PROGRAMS = (
     *PROGRAMS,
     Program(
@@ -111,4 +122,6 @@ MEMORY_PROGRAMS = (
         token_loss,
     ),
 )
-"""Programs whose memory is compared: here activations weigh more than weights."""
+"""Programs whose memory is compared: in the last two, activations weigh more than weights."""
+
+ALL_PROGRAMS = {program.name: program for program in (*MEMORY_PROGRAMS, GPT2)}

@@ -297,7 +297,8 @@ def train(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train a small GPT.", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    show_defaults = argparse.ArgumentDefaultsHelpFormatter
+    parser = argparse.ArgumentParser(description="Train a small GPT, letter by letter.", formatter_class=show_defaults)
     for field in fields(Settings):
         kind = argparse.BooleanOptionalAction if isinstance(field.default, bool) else None
         options: dict[str, Any] = {"action": kind} if kind else {"type": type(field.default)}

@@ -1,4 +1,4 @@
-"""The training script of tarry/examples on the device: one graph for a whole step, compiled once, with eager's losses."""
+"""The training script of tarry/examples: a step is one graph, compiled once, and its losses are eager's."""
 
 from __future__ import annotations
 
@@ -96,8 +96,9 @@ def test_losses_are_those_of_eager(amp: bool, tolerance: float) -> None:
 @on("torchscript", INDUCTOR)
 def test_with_dropout_losses_are_those_of_the_reference_path() -> None:
     losses = losses_of(SMALL)
+    same_kernels = tarry.get_backend().name == "torchscript"
     tarry.set_backend("eager")
-    assert losses == pytest.approx(losses_of(SMALL), rel=2e-2)
+    assert losses == pytest.approx(losses_of(SMALL), rel=0 if same_kernels else 2e-2, abs=0)
 
 
 @on("eager", "torchscript", INDUCTOR)
