@@ -69,7 +69,7 @@ struct Expectation {
   // What the early part has computed for the program: gradients, above all. The next ones are not computed while more than
   // kMaxOld bytes of these are still there, since eager would not have both at a time.
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> old;
-  static constexpr size_t kMaxOld = 16 << 20;
+  static constexpr size_t kMaxOld = 4 << 20;
   static constexpr uint32_t kLookAgain = 16; // nodes recorded until it is looked at again
 };
 

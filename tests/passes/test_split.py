@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import tarry
 from tarry.backends.base import Program
@@ -45,6 +46,20 @@ def _recorded(optimizer: Callable[..., torch.optim.Optimizer], model: nn.Module)
 def _mlp() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(8, 8), nn.Tanh())))
+
+
+class _Recomputed(nn.Module):
+    """The layers of an MLP, in pairs whose activations are recomputed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = _mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert isinstance(self.layers, nn.Sequential)
+        for k in range(0, len(self.layers), 4):
+            x = checkpoint(self.layers[k : k + 4], x, use_reentrant=False)
+        return x
 
 
 def _compose(parts: Split, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -120,3 +135,14 @@ def test_a_returned_copy_of_an_input_is_not_made_early() -> None:
     """Inductor may return the input itself for it, and the late part updates that."""
     text = _chain("aten::clone(%0, memory_format=None)", 40, "%2, %{last} -> %0")
     assert split(parse(text), [0, 100], []) is None
+
+
+def test_activations_are_not_recomputed_before_the_backward_pass_has_come_to_them() -> None:
+    """Made early, they would be kept for the late part, which is what recomputing them is to avoid."""
+    graph, parts = _recorded(lambda parameters: torch.optim.SGD(parameters, lr=0.1), _Recomputed())
+    assert parts is not None
+    recomputed = [node for node in graph.nodes if node.region and node.op == "aten::tanh"]
+    assert len(recomputed) >= 4
+    early = [node.region for node in parts.early.nodes if node.region and node.op == "aten::tanh"]
+    backward = sum(node.op == "aten::tanh_backward" for node in parts.early.nodes)
+    assert len(early) <= backward + 2, "more is recomputed early than early backward nodes use, but for one pair"
