@@ -1,13 +1,16 @@
-"""`python -m benchmarks [record|training|custom-ops] [options]`."""
+"""`python -m benchmarks [NAME] [options]`: one benchmark, or without a name all that docs/performance.md shows."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 
-from benchmarks import custom_ops, record_cost, training_step
-
-MAINS = {"record": record_cost.main, "training": training_step.main, "custom-ops": custom_ops.main}
+from tarry.cli.bench import MODULES
 
 if __name__ == "__main__":
-    name, *arguments = sys.argv[1:] if sys.argv[1:2] and sys.argv[1] in MAINS else ["record", *sys.argv[1:]]
-    raise SystemExit(MAINS[name](arguments))
+    if sys.argv[1:2] == ["render"]:
+        from benchmarks.suite import render
+
+        raise SystemExit(render(sys.argv[2:]))
+    name, *arguments = sys.argv[1:] if sys.argv[1:2] and sys.argv[1] in MODULES else ["all", *sys.argv[1:]]
+    raise SystemExit(importlib.import_module(MODULES[name]).main(arguments))

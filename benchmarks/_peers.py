@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -27,6 +29,9 @@ class Peer(ABC):
     def end_step(self) -> None:  # noqa: B027 - only LTC needs it
         """What a training loop must call after `optimizer.step()`."""
 
+    def ready(self) -> None:  # noqa: B027 - only tarry compiles in the background
+        """Wait until what has been compiled for the steps so far is in use."""
+
 
 class Eager(Peer):
     """Plain PyTorch."""
@@ -43,6 +48,18 @@ class Eager(Peer):
     def cut(self) -> None:
         if self.device.startswith("cuda"):
             torch.cuda.synchronize()
+
+
+class Compiled(Eager):
+    """torch.compile on the model, with its default backend or in one of its modes."""
+
+    name = "compile"
+
+    def __init__(self, device: str, mode: str | None = None) -> None:
+        super().__init__(device)
+        self.mode = mode
+        if mode is not None:
+            self.name = f"compile {mode}"
 
 
 class LazyTensorCore(Peer):
@@ -64,11 +81,11 @@ class LazyTensorCore(Peer):
 
 
 class Tarry(Peer):
-    """tarry, on a given real device and backend."""
+    """tarry, on a given real device and backend (None: the one that a user gets who chooses none)."""
 
     device = "tarry"
 
-    def __init__(self, backend: str, device: str, name: str = "tarry") -> None:
+    def __init__(self, backend: str | None, device: str, name: str = "tarry") -> None:
         self.name = name
         self._backend = backend
         self._real_device = device
@@ -82,6 +99,43 @@ class Tarry(Peer):
         import tarry
 
         tarry.mark_step(wait=True)
+
+    def ready(self) -> None:
+        import tarry
+
+        wait = getattr(tarry, "wait_for_compiles", None)
+        if wait is not None:
+            wait()
+
+
+class Replayed(Tarry):
+    """tarry.compile on the step function: a step that has proved stable is replayed without its Python."""
+
+    def __init__(self, backend: str | None, device: str) -> None:
+        super().__init__(backend, device, name="tarry.compile")
+
+    def start(self) -> None:
+        import tarry
+
+        if not hasattr(tarry, "compile"):
+            raise RuntimeError("this tarry has no tarry.compile")
+        super().start()
+
+    def wrap(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        tarry: Any = importlib.import_module("tarry")
+        wrapped: Callable[..., Any] = tarry.compile(step)
+        return wrapped
+
+
+def named(name: str, device: str) -> Peer:
+    """The peer that a table calls by this name."""
+    if name.startswith("compile"):
+        return Compiled(device, name.removeprefix("compile").strip() or None)
+    if name == "tarry.compile":
+        return Replayed("inductor", device)
+    if name.startswith("tarry"):
+        return Tarry(name.removeprefix("tarry").strip() or None, device, name=name)
+    return LazyTensorCore() if name == "LTC" else Eager(device)
 
 
 def started(peers: Sequence[Peer]) -> list[Peer]:

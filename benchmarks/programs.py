@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tarry.cli.demo_model import GPT, GPTConfig
+from tarry.examples.train_gpt import GPT, GPTConfig
 
 Optimizer = torch.optim.Optimizer
 
@@ -23,6 +23,7 @@ class Program:
     optimizer: Callable[[nn.Module], Optimizer]
     batch: Callable[[], tuple[Tensor, Tensor]]
     loss: Callable[[Tensor, Tensor], Tensor]
+    autocast: bool = False  # to bf16
 
 
 class Residual(nn.Module):
@@ -93,3 +94,34 @@ PROGRAMS = (
         F.cross_entropy,
     ),
 )
+
+GPT2 = Program(
+    "GPT-2 small 8x1024 bf16 AdamW",
+    lambda: GPT(GPTConfig(vocabulary=50257, layers=12, heads=12, width=768, context=1024)),
+    adamw,
+    lambda: (torch.randint(50257, (8, 1024)), torch.randint(50257, (8, 1024))),
+    token_loss,
+    autocast=True,
+)
+"""For a GPU: a step takes seconds on a CPU."""
+
+MEMORY_PROGRAMS = (
+    *PROGRAMS,
+    Program(
+        "GPT 4x256 16x128 AdamW",
+        lambda: GPT(GPTConfig(vocabulary=VOCABULARY, layers=4, width=256, context=128)),
+        adamw,
+        lambda: (torch.randint(VOCABULARY, (16, 128)), torch.randint(VOCABULARY, (16, 128))),
+        token_loss,
+    ),
+    Program(
+        "GPT 4x256 16x128 AdamW recomputed",
+        lambda: GPT(GPTConfig(vocabulary=VOCABULARY, layers=4, width=256, context=128, recompute=True)),
+        adamw,
+        lambda: (torch.randint(VOCABULARY, (16, 128)), torch.randint(VOCABULARY, (16, 128))),
+        token_loss,
+    ),
+)
+"""Programs whose memory is compared: in the last two, activations weigh more than weights."""
+
+ALL_PROGRAMS = {program.name: program for program in (*MEMORY_PROGRAMS, GPT2)}

@@ -14,24 +14,20 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks._peers import Eager, LazyTensorCore, Peer, Tarry
+from benchmarks._peers import Compiled, Eager, LazyTensorCore, Peer, Replayed, Tarry
 from benchmarks._report import show, write_json
-from benchmarks.programs import PROGRAMS, Program
+from benchmarks.programs import ALL_PROGRAMS, PROGRAMS, Program
 
 TURN = 0.3
 """Seconds. The first steps of a turn find the caches full of another peer's data; they must not count for much."""
-
-
-class Compiled(Eager):
-    """torch.compile on the model, with its default backend."""
-
-    name = "compile"
 
 
 class Trainer:
@@ -45,15 +41,32 @@ class Trainer:
         self._inputs, self._targets = inputs.to(peer.device), targets.to(peer.device)
         self._optimizer = program.optimizer(model)
         self._loss = program.loss
+        self._precision: AbstractContextManager[Any] = nullcontext()
+        if program.autocast:
+            self._precision = torch.autocast(torch.device(peer.device).type, dtype=torch.bfloat16)
         self._model: Callable[..., torch.Tensor] | nn.Module = model
+        self._train: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = self._recorded_or_run
         if isinstance(peer, Compiled):
-            self._model = torch.compile(model)
+            self._model = torch.compile(model, mode=peer.mode)
+        elif isinstance(peer, Replayed):
+            self._replay(peer)
 
-    def step(self) -> float:
-        loss = self._loss(self._model(self._inputs), self._targets)
+    def _replay(self, peer: Replayed) -> None:
+        for group in self._optimizer.param_groups:
+            if "capturable" in group:
+                group["capturable"] = True  # the count of steps lives on the device: a replay runs no Python to count
+        self._train = peer.wrap(self._recorded_or_run)
+
+    def _recorded_or_run(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        with self._precision:
+            loss = self._loss(self._model(inputs), targets)
         self._optimizer.zero_grad()
         loss.backward()
         self._optimizer.step()
+        return loss.detach()
+
+    def step(self) -> float:
+        loss = self._train(self._inputs, self._targets)
         self.peer.end_step()
         return loss.item()
 
@@ -64,10 +77,9 @@ def serve(pipe: Connection, program_name: str, peer: Peer, warm_up: int) -> None
     Answers are (seconds, loss), or a string that says what failed.
     """
     torch.set_num_threads(1)
-    program = next(program for program in PROGRAMS if program.name == program_name)
     try:
         peer.start()
-        trainer = Trainer(program, peer)
+        trainer = Trainer(ALL_PROGRAMS[program_name], peer)
         steps = 1
         while steps:
             begin = time.perf_counter()
@@ -75,14 +87,22 @@ def serve(pipe: Connection, program_name: str, peer: Peer, warm_up: int) -> None
                 loss = trainer.step()
             seconds = time.perf_counter() - begin
             if warm_up:
-                for _ in range(warm_up):
-                    trainer.step()
+                _warm_up(trainer, warm_up)
                 warm_up = 0
             pipe.send((seconds, loss))
             steps = pipe.recv()
     except Exception as error:  # a peer's failure is a result; the others' times are still wanted
         lines = str(error).splitlines() or [""]
         pipe.send(f"{type(error).__name__}: {lines[0]}")
+
+
+def _warm_up(trainer: Trainer, steps: int) -> None:
+    """Take steps until what is timed from then on is the steady state: what was compiled has taken over."""
+    for _ in range(steps):
+        trainer.step()
+    trainer.peer.ready()
+    for _ in range(3):
+        trainer.step()
 
 
 def measure(

@@ -1,7 +1,8 @@
 """The one stream of events: what the runtime did, as it did it. Metrics, tests and tools read it; nothing else counts.
 
 Events happen per step or rarer (recording an operator is counted in the native part, see `tarry.metrics`):
-`sync`, `compile`, `cache_hit`, `execute`, `fallback`, `transfer`, `error`.
+`sync`, `compile`, `cache_hit`, `execute`, `reference` (a step for which there is no program yet), `fallback`,
+`transfer`, `error`.
 """
 
 from __future__ import annotations

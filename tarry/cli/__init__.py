@@ -72,12 +72,12 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser(
         "demo",
         help="train a small language model in eager PyTorch and on tarry, and compare",
-        description="Trains a small character-level GPT twice from the same start, first in eager PyTorch and then "
-        "with device='tarry', and prints what tarry recorded, compiled and re-used, the time of a step in both, and "
-        "whether the losses agree (exit status 1 if they do not).",
+        description="Runs tarry/examples/train_gpt.py, an ordinary training script, in eager PyTorch and then with "
+        "device='tarry', and prints the time of a step in both, whether the losses agree (exit status 1 if they do "
+        "not), and what tarry recorded, compiled and found on disk.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    demo.add_argument("--steps", type=_positive, default=60, metavar="N", help="training steps in each mode")
+    demo.add_argument("--steps", type=_positive, default=300, metavar="N", help="training steps in each mode")
     demo.add_argument("--device", default="cpu", help="the real device that does the work: cpu, cuda, cuda:1")
     demo.add_argument("--backend", metavar="NAME", help="tarry's backend (default: the best that works here)")
     demo.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the weights and the batches")
@@ -92,16 +92,17 @@ def _parser() -> argparse.ArgumentParser:
 
     bench = commands.add_parser(
         "bench",
-        help="measure the cost of recording, or of training steps, against eager PyTorch and the Lazy Tensor Core",
-        description="Runs a benchmark of the checkout's folder benchmarks/; its own options follow the name.",
+        help="measure against eager PyTorch, torch.compile and the Lazy Tensor Core",
+        description="Runs a benchmark of the checkout's folder benchmarks/; its own options follow the name. Without a "
+        "name, all that docs/performance.md shows.",
         epilog="For a benchmark's options: tarry bench record -- --help",
     )
     bench.add_argument(
         "name",
         nargs="?",
-        choices=("record", "training", "custom-ops"),
-        default="record",
-        help="which benchmark (default: record)",
+        choices=("all", "record", "training", "first-step", "generation", "memory", "custom-ops"),
+        default="all",
+        help="which benchmark (default: all)",
     )
     return parser
 

@@ -7,8 +7,12 @@ import sys
 from pathlib import Path
 
 MODULES = {
+    "all": "benchmarks.suite",
     "record": "benchmarks.record_cost",
     "training": "benchmarks.training_step",
+    "first-step": "benchmarks.first_step",
+    "generation": "benchmarks.generation",
+    "memory": "benchmarks.memory",
     "custom-ops": "benchmarks.custom_ops",
 }
 

@@ -126,6 +126,32 @@ bool same_number(const c10::IValue& a, const c10::IValue& b) {
   return a.isBool() && b.isBool() && a.toBool() == b.toBool();
 }
 
+// The storages that have what the early part of the program has computed for a batch.
+std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> early_results(const Batch& batch, const SplitProgram& program) {
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> found;
+  const auto& outputs = program.parts().outputs;
+  for (size_t i = 0; i < outputs.size() && i < batch.roots.size(); ++i) {
+    if (c10::StorageImpl* storage = batch.roots[i].storage; storage && outputs[i] < 0) {
+      // Its last tensor may be going at this moment: it must not be called back to life.
+      c10::raw::weak_intrusive_ptr::incref(storage);
+      found.push_back(c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim(storage));
+    }
+  }
+  return found;
+}
+
+// Bytes that they still take up. Storages that are looked at must not die under the lock: they go into `seen`.
+size_t bytes_of(const Expectation& expected, std::vector<c10::intrusive_ptr<c10::StorageImpl>>& seen) {
+  size_t bytes = 0;
+  for (const auto& weak : expected.old) {
+    if (auto storage = weak.lock()) {
+      bytes += storage->nbytes();
+      seen.push_back(std::move(storage));
+    }
+  }
+  return bytes;
+}
+
 } // namespace
 
 std::pair<std::vector<uint32_t>, std::vector<uint32_t>> positions_of(const Batch& batch) {
@@ -181,8 +207,20 @@ bool SplitProgram::late_accepts(const std::vector<at::Tensor>& inputs, const std
 }
 
 std::vector<at::Tensor> SplitProgram::run_late(
-    const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& early, const std::vector<c10::IValue>& numbers) const {
-  const auto late = parts_.late->run(late_inputs(inputs, early), numbers);
+    const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> early, const std::vector<c10::IValue>& numbers) const {
+  auto taken = late_inputs(inputs, early);
+  std::vector<bool> returned(early.size());
+  for (const int32_t k : parts_.outputs) {
+    if (k < 0) {
+      returned[-1 - k] = true;
+    }
+  }
+  for (size_t k = 0; k < early.size(); ++k) {
+    if (!returned[k]) {
+      early[k].reset();
+    }
+  }
+  const auto late = parts_.late->run(std::move(taken), numbers);
   std::vector<at::Tensor> outputs;
   for (const int32_t k : parts_.outputs) {
     outputs.push_back(k >= 0 ? late[k] : early[-1 - k]);
@@ -256,8 +294,12 @@ void expect_again(const Batch& batch, std::shared_ptr<const SplitProgram> progra
     return; // recorded meanwhile: the next step has begun without us
   }
   Expectation& expected = *state.expected;
+  expected.old.swap(old.old);
+  expected.old = early_results(batch, *program);
   if (expected.program != program || expected.order != batch.order) {
+    auto before = std::move(expected.old);
     std::swap(old, expected);
+    expected.old = std::move(before);
     expected.order = batch.order;
     expected.program = std::move(program);
     expected.foresees = old.program != expected.program || old.foresees;
@@ -278,9 +320,13 @@ void expect_again(const Batch& batch, std::shared_ptr<const SplitProgram> progra
 
 void launch(DeviceState& state) {
   auto flight = std::make_shared<Flight>();
-  std::vector<c10::intrusive_ptr<c10::StorageImpl>> held; // until the lock is released: one may be the last to go
+  std::vector<c10::intrusive_ptr<c10::StorageImpl>> held, seen; // until the lock is released: one may be the last to go
   std::lock_guard<std::mutex> guard(state.mutex);
   if (state.position < state.launch_at || !state.expected->program) {
+    return;
+  }
+  if (bytes_of(*state.expected, seen) > Expectation::kMaxOld) {
+    state.launch_at = state.position + Expectation::kLookAgain;
     return;
   }
   const uint32_t until = std::exchange(state.launch_at, kNever);

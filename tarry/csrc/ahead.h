@@ -35,8 +35,9 @@ class SplitProgram final : public Program {
   bool early_accepts(const std::vector<at::Tensor>& inputs) const;
   std::vector<at::Tensor> run_early(const std::vector<at::Tensor>& inputs, const std::vector<c10::IValue>& numbers) const;
   bool late_accepts(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& early) const;
+  // `early` is given away: an activation has to be freed as soon as the late part is done with it.
   std::vector<at::Tensor> run_late(
-      const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& early, const std::vector<c10::IValue>& numbers) const;
+      const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> early, const std::vector<c10::IValue>& numbers) const;
   const Parts& parts() const { return parts_; }
 
   // How often in a row what was computed ahead had to be thrown away. After kMaxMisses it is not tried any more.
@@ -77,6 +78,11 @@ struct Expectation {
   std::vector<NodePtr> inputs; // the leaves that the early part takes
   std::vector<int32_t> uploads; // for each of them, which upload of the step it was; -1: none
   bool foresees = true; // inputs are told before they are recorded; wrong once, never tried again
+  // What the early part has computed for the program: gradients, above all. The next ones are not computed while more than
+  // kMaxOld bytes of these are still there, since eager would not have both at a time.
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> old;
+  static constexpr size_t kMaxOld = 4 << 20;
+  static constexpr uint32_t kLookAgain = 16; // nodes recorded until it is looked at again
 };
 
 // A batch was computed by this program: expect the next one to be the same. Never throws: the batch is committed.

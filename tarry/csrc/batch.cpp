@@ -357,7 +357,7 @@ bool Batch::run(const std::shared_ptr<const Program>& program, const std::vector
   if (!early || !split->late_accepts(taken, *early)) {
     return false;
   }
-  commit_results(split->run_late(taken, *early, given));
+  commit_results(split->run_late(taken, std::move(*early), given));
   if (comes_again) {
     expect_again(*this, split);
   }

@@ -63,13 +63,21 @@ def split(graph: Graph, input_positions: Sequence[int], number_positions: Sequen
 
 
 def _readiness(graph: Graph, input_positions: Sequence[int], number_positions: Sequence[int]) -> dict[int, int]:
-    """For each node, the position at which all that it needs has been recorded."""
+    """For each node, the position at which all that it needs has been recorded.
+
+    What activation checkpointing recomputes needs little, but is not wanted before the backward pass has come to it:
+    made early, it would be kept until then, which it is recomputed to avoid. It waits for all that comes before it.
+    """
     known: dict[Value, int] = dict(zip(graph.inputs, input_positions, strict=True))
     ready: dict[int, int] = {}
+    latest = 0
     for node in graph.nodes:
         moments = [known[value] for value in node.operands]
         moments += [number_positions[number.index] for number in _numbers(node) if number.kind == "seed"]
+        if node.region:
+            moments.append(latest)
         ready[id(node)] = max(moments, default=0)
+        latest = max(latest, ready[id(node)])
         known.update((value, ready[id(node)]) for value in node.results)
     return ready
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tarry import events
 from tarry.backends.base import Batch, Step
 
 
@@ -22,6 +23,7 @@ class PatientStep:
     def __call__(self, batch: Batch) -> None:
         if self._step is None and self._runs > 0:
             self._runs -= 1
+            events.emit("reference")
             batch.interpret(interruptible=False)
             return
         if self._step is None:

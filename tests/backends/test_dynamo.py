@@ -15,9 +15,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import tarry
 from tarry.backends.dynamo import DynamoBackend, Traits
-from tarry.cli.demo_model import GPT, GPTConfig
 from tarry.errors import BackendError
 from tarry.events import expect, record
+from tarry.examples.train_gpt import GPT, GPTConfig
 
 USES_DEVICE = True
 STEPS = 20

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 import tarry
 from tarry.backends.inductor import InductorBackend, why_not
-from tarry.cli.demo_model import GPT, GPTConfig
 from tarry.events import expect, record
+from tarry.examples.train_gpt import GPT, GPTConfig
 from tarry.native import C
 from tests.models.supervised import graph_network
 

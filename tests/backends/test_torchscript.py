@@ -16,9 +16,9 @@ import tarry
 from tarry.backends.lowering import post_order
 from tarry.backends.torchscript import TorchScriptBackend, TSData, TSLoweringContext
 from tarry.backends.torchscript.writes import plan_writes, writing_form
-from tarry.cli.demo_model import GPT, GPTConfig
 from tarry.errors import BackendError, IRError, Unsupported
 from tarry.events import expect, record
+from tarry.examples.train_gpt import GPT, GPTConfig
 from tarry.ir.build import from_raw
 from tarry.ir.evaluate import evaluate
 from tarry.ir.graph import Graph, Node

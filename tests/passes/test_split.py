@@ -120,3 +120,18 @@ def test_a_returned_copy_of_an_input_is_not_made_early() -> None:
     """Inductor may return the input itself for it, and the late part updates that."""
     text = _chain("aten::clone(%0, memory_format=None)", 40, "%2, %{last} -> %0")
     assert split(parse(text), [0, 100], []) is None
+
+
+def test_activations_are_not_recomputed_before_the_backward_pass_has_come_to_them() -> None:
+    """Made early, they would be kept for the late part, which is what recomputing them is to avoid."""
+    forward = ["%3: f32[2] = aten::sin(%0)", *(f"%{k}: f32[2] = aten::sin(%{k - 1})" for k in range(4, 23))]
+    backward = ["%23: f32[2] = aten::add.Tensor(%22, %1, alpha=1)"]
+    again = ["%24: f32[2] = aten::sin(%0) [region=1]"]
+    again += [f"%{k}: f32[2] = aten::sin(%{k - 1}) [region=1]" for k in range(25, 44)]
+    end = ["%44: f32[2] = aten::mul.Tensor(%43, %23)", "%45: f32[2] = aten::mul.Tensor(%44, %2)"]
+    lines = "\n".join([*forward, *backward, *again, *end])
+    parts = split(parse(f"graph(%0: f32[2], %1: f32[2], %2: f32[2]):\n{lines}\nreturn %45"), [0, 60, 100], [])
+    assert parts is not None
+    # By its inputs, all that is recomputed could come before the backward pass has begun.
+    assert [node.op for node in parts.early.nodes].count("aten::add.Tensor") == 1
+    assert [node.op for node in parts.late.nodes] == ["aten::mul.Tensor"]
