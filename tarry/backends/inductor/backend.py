@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +14,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tarry.backends.base import Backend, Capabilities, Computation, PythonNumber
+from tarry.backends.base import Backend, Capabilities, Computation, PythonNumber, Run
 from tarry.backends.fx import FxProgram, lower, takes_number
 from tarry.backends.fx.opaque import is_opaque
+from tarry.backends.inductor.artifact import Generated
 from tarry.backends.inductor.launch import launch_list
+from tarry.backends.inductor.settings import apply_settings, fingerprint, is_json, settings
 from tarry.errors import Unsupported
 from tarry.ir.graph import Graph, Node, Number, Value
 from tarry.ir.layout import VIEW_RULES
@@ -37,6 +41,7 @@ class InductorBackend(Backend):
 
     name = "inductor"
     capabilities = Capabilities(updates_in_place=True)
+    compile_policy = "background"
 
     def __init__(
         self, device: str = "cpu", *, cudagraphs: bool = False, options: dict[str, Any] | None = None
@@ -54,7 +59,7 @@ class InductorBackend(Backend):
 
     def compile(self, graph: Graph) -> Computation:
         try:
-            program = lower(_without_scattered_updates(graph), self.device, inductor_random=self.cudagraphs)
+            program = self._lower(graph)
             with _lock, self._configured():
                 compiled, source = _compile(program, self.cudagraphs)
         except Unsupported:
@@ -62,10 +67,47 @@ class InductorBackend(Backend):
         except Exception as error:
             message = str(error).strip().splitlines() or [""]
             raise Unsupported(None, f"Inductor gave up: {type(error).__name__}: {message[0]}") from error
-        native = None
+        linked = None
         if self.device == "cpu" and callable(function := getattr(compiled, "current_callable", None)):
-            native = launch_list(function, source(), program)
-        return Computation(_runner(program, compiled, self.cudagraphs), graph, program.in_place, source, native)
+            linked = launch_list(function, source(), program)
+        native, listing = linked or (None, None)
+
+        def artifact() -> bytes:
+            if self.cudagraphs:
+                raise Unsupported(None, "a captured CUDA graph cannot be stored")
+            return Generated.of(compiled, program.in_place, listing).to_bytes()
+
+        run = _runner(program, compiled, self.cudagraphs)
+        return Computation(run, graph, program.in_place, source, native, artifact)
+
+    def load(self, graph: Graph, data: bytes) -> Computation:
+        stored = Generated.from_bytes(data)
+
+        def python() -> Run:
+            program = self._lower(graph)  # it defines the operators that the source names
+            with _lock, self._configured():
+                return _runner(program, stored.function(), False)
+
+        native = stored.link() if stored.listing is not None else None
+        run = python() if native is None else _on_first_use(python)
+        return Computation(run, graph, frozenset(stored.in_place), stored.source, native, lambda: data)
+
+    def _lower(self, graph: Graph) -> FxProgram:
+        return lower(_without_scattered_updates(graph), self.device, inductor_random=self.cudagraphs)
+
+    def fingerprint(self) -> str:
+        return fingerprint(self.device, {"cudagraphs": self.cudagraphs, "options": self.options})
+
+    def recipe(self) -> Any:
+        if type(self) is not InductorBackend:
+            return None
+        made = {"device": self.device, "cudagraphs": self.cudagraphs, "options": self.options, "settings": settings()}
+        return made if is_json(made) else None
+
+    @classmethod
+    def from_recipe(cls, recipe: Any) -> InductorBackend:
+        apply_settings(recipe["settings"])
+        return cls(recipe["device"], cudagraphs=recipe["cudagraphs"], options=recipe["options"])
 
     @contextlib.contextmanager
     def _configured(self) -> Iterator[None]:
@@ -87,6 +129,8 @@ def why_not(device: str) -> str:
             from torch.utils._triton import has_triton
 
             return "" if has_triton() else "Inductor needs Triton on CUDA devices, which is not installed"
+        if any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++") if name):
+            return ""  # looking closer would import Inductor, which takes a second and may never be needed
         from torch._inductor.cpp_builder import get_cpp_compiler
 
         get_cpp_compiler()
@@ -168,7 +212,19 @@ def _scatters_into_cat(traced: torch.fx.GraphModule) -> bool:
     )
 
 
-def _runner(program: FxProgram, compiled: Any, cudagraphs: bool) -> Any:
+def _on_first_use(make: Callable[[], Run]) -> Run:
+    """A program that is made when it is first run: most never are, since there is a native one."""
+    made: list[Run] = []
+
+    def run(inputs: list[Any], numbers: list[PythonNumber]) -> Sequence[Any]:
+        if not made:
+            made.append(make())
+        return made[0](inputs, numbers)
+
+    return run
+
+
+def _runner(program: FxProgram, compiled: Any, cudagraphs: bool) -> Run:
     in_place = program.in_place
     count = len(program.graph.outputs)
     returned = [k for k in range(count) if k not in in_place]
