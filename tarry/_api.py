@@ -6,6 +6,7 @@ import atexit
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import torch
 
 from tarry import device, metrics
 from tarry.backends import registry
-from tarry.backends.base import Backend
+from tarry.backends.base import Backend, Policy
 from tarry.codegen.op_table import Kind, load_table
 from tarry.config import config
 from tarry.native import C
@@ -26,16 +27,19 @@ _runtime = Runtime(C)
 
 
 def set_backend(
-    backend: str | Backend | Callable[..., Any] | None, device: str | None = None
+    backend: str | Backend | Callable[..., Any] | None,
+    device: str | None = None,
+    *,
+    compile: Policy | None = None,  # noqa: A002 - it is what the setting is called
 ) -> None:
     """Choose what compiles and runs the steps, and on which real device ("cpu", "cuda:0").
 
     `backend` is a name ("inductor", "torchscript", "eager", "xla", "dynamo:openvino"), a `tarry.Backend` instance, a
-    function that torch.compile would take as its backend, or None for the best that works here. One that is chosen
-    compiles every graph at once; the default one compiles graphs that come round again, and runs the others on the
-    reference path.
+    function that torch.compile would take as its backend, or None for the best that works here. `compile` says what a
+    step does whose graph has no program yet: "wait" for it, run on the reference path while it is compiled in the
+    "background", or "never" compile; None: what `tarry.config.compile` says, or else the backend.
     """
-    _runtime.set_backend(backend, device)
+    _runtime.set_backend(backend, device, compile)
 
 
 def get_backend() -> Backend:
@@ -63,6 +67,19 @@ def sync(*tensors: torch.Tensor) -> None:
 def wait() -> None:
     """Wait for what is in flight, and for step closures."""
     _runtime.wait()
+
+
+def wait_for_compiles(timeout: float | None = None) -> bool:
+    """Wait until nothing is being compiled in the background; False if that took longer than `timeout` seconds. What
+    was compiled takes over with the next step. For benchmarks and tests: a program need not wait."""
+    return _runtime.wait_for_compiles(timeout)
+
+
+def no_recompile() -> AbstractContextManager[None]:
+    """`with tarry.no_recompile():` a step whose graph has no program, and none on the way, raises
+    `tarry.RecompileError`, which says why the graph is new. Nothing is lost by that: the step is computed after the
+    block."""
+    return _runtime.no_recompile()
 
 
 def add_step_closure(function: Callable[..., Any], *tensors: torch.Tensor) -> None:

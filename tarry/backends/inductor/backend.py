@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +15,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tarry.backends.base import Backend, Capabilities, Computation, PythonNumber
+from tarry.backends.base import Backend, Capabilities, Computation, PythonNumber, Run
 from tarry.backends.fx import FxProgram, lower, takes_number
 from tarry.backends.fx.opaque import is_masked, is_opaque
+from tarry.backends.inductor.artifact import Generated
 from tarry.backends.inductor.capture import Capture
 from tarry.backends.inductor.launch import launch_list
+from tarry.backends.inductor.settings import apply_settings, fingerprint, is_json, settings
 from tarry.errors import Unsupported
 from tarry.ir.graph import Graph, Node, Number, Value
 from tarry.ir.layout import VIEW_RULES
@@ -40,6 +44,7 @@ class InductorBackend(Backend):
 
     name = "inductor"
     capabilities = Capabilities(updates_in_place=True)
+    compile_policy = "background"
 
     def __init__(
         self,
@@ -73,7 +78,7 @@ class InductorBackend(Backend):
 
     def compile(self, graph: Graph) -> Computation:
         try:
-            program = lower(_without_scattered_updates(graph), self.device, inductor_random=self.device_random)
+            program = self._lower(graph)
             with _lock, self._configured():
                 compiled, source = _compile(program)
         except Unsupported:
@@ -82,11 +87,56 @@ class InductorBackend(Backend):
             message = str(error).strip().splitlines() or [""]
             raise Unsupported(None, f"Inductor gave up: {type(error).__name__}: {message[0]}") from error
         function = getattr(compiled, "current_callable", None) or compiled  # the generated code itself
+        linked = launch_list(function, source(), program) if self.device == "cpu" else None
+        native, listing = linked or (None, None)
+        run, native = self._runnable(program, function, native)
+
+        def artifact() -> bytes:
+            return Generated.of(compiled, program.in_place, listing).to_bytes()
+
+        return Computation(run, graph, program.in_place, source, native, artifact)
+
+    def load(self, graph: Graph, data: bytes) -> Computation:
+        stored = Generated.from_bytes(data)
+
+        def function() -> tuple[FxProgram, Any]:
+            program = self._lower(graph)  # it defines the operators that the source names
+            with _lock, self._configured():
+                return program, stored.function()
+
+        native = stored.link() if stored.listing is not None else None
+        if native is None:
+            run, native = self._runnable(*function(), None)
+        else:
+            run = _on_first_use(lambda: _runner(*function()))
+        return Computation(run, graph, frozenset(stored.in_place), stored.source, native, lambda: data)
+
+    def _runnable(self, program: FxProgram, function: Any, native: Any) -> tuple[Run, Any]:
+        """How a program is run, by Python and natively."""
         if torch.device(self.device).type == "cuda" and self.cudagraphs:
             capture = Capture(program, function, self._counts)
-            return Computation(capture.run, graph, program.in_place, source, capture.program)
-        native = launch_list(function, source(), program) if self.device == "cpu" else None
-        return Computation(_runner(program, function), graph, program.in_place, source, native)
+            return capture.run, capture.program
+        return _runner(program, function), native
+
+    def _lower(self, graph: Graph) -> FxProgram:
+        return lower(_without_scattered_updates(graph), self.device, inductor_random=self.device_random)
+
+    def fingerprint(self) -> str:
+        return fingerprint(self.device, self._arguments())
+
+    def recipe(self) -> Any:
+        if type(self) is not InductorBackend:
+            return None
+        made = {"device": self.device, "arguments": self._arguments(), "settings": settings()}
+        return made if is_json(made) else None
+
+    @classmethod
+    def from_recipe(cls, recipe: Any) -> InductorBackend:
+        apply_settings(recipe["settings"])
+        return cls(recipe["device"], **recipe["arguments"])
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"cudagraphs": self.cudagraphs, "device_random": self.device_random, "options": self.options}
 
     @contextlib.contextmanager
     def _configured(self) -> Iterator[None]:
@@ -108,6 +158,8 @@ def why_not(device: str) -> str:
             from torch.utils._triton import has_triton
 
             return "" if has_triton() else "Inductor needs Triton on CUDA devices, which is not installed"
+        if any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++") if name):
+            return ""  # looking closer would import Inductor, which takes a second and may never be needed
         from torch._inductor.cpp_builder import get_cpp_compiler
 
         get_cpp_compiler()
@@ -189,7 +241,19 @@ def _scatters_into_cat(traced: torch.fx.GraphModule) -> bool:
     )
 
 
-def _runner(program: FxProgram, function: Any) -> Any:
+def _on_first_use(make: Callable[[], Run]) -> Run:
+    """A program that is made when it is first run: most never are, since there is a native one."""
+    made: list[Run] = []
+
+    def run(inputs: list[Any], numbers: list[PythonNumber]) -> Sequence[Any]:
+        if not made:
+            made.append(make())
+        return made[0](inputs, numbers)
+
+    return run
+
+
+def _runner(program: FxProgram, function: Any) -> Run:
     in_place = program.in_place
     count = len(program.graph.outputs)
     returned = [k for k in range(count) if k not in in_place]
