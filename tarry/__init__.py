@@ -24,6 +24,7 @@ if TYPE_CHECKING or not _is_codegen():
     from tarry import events, metrics
     from tarry._api import (
         add_step_closure,
+        compile,
         explain,
         get_backend,
         graph,
@@ -48,6 +49,7 @@ __all__ = [
     "LoweringContext",
     "Unsupported",
     "add_step_closure",
+    "compile",
     "config",
     "custom_op",
     "events",

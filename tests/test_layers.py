@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "passes": {"errors", "ir"},
     "backends": {"errors", "ir", "passes", "native", "codegen", "generated"},
     "runtime": {"errors", "config", "events", "ir", "passes", "backends", "native"},
+    "replay": {"events", "native", "runtime"},
     "device": {"errors"},
     "custom_ops": {"errors", "native", "ir", "passes", "backends", "_api"},
     "_custom_op": {"custom_ops"},

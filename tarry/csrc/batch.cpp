@@ -342,7 +342,7 @@ void Batch::run(const std::shared_ptr<const Program>& program, const std::vector
     return;
   }
   // Values that another step left behind are inputs of this one only: nothing like it will come again.
-  const bool comes_again = std::none_of(order.begin(), order.end(), [](const NodePtr& node) { return node->results != nullptr; });
+  const bool comes_again = !replayed && std::none_of(order.begin(), order.end(), [](const NodePtr& node) { return node->results != nullptr; });
   const auto early = land(*this, *split, given); // first: a flight holds on to buffers that are to be updated
   commit_results(early ? split->run_late(inputs(update), *early, given) : split->run(inputs(update), given));
   if (comes_again) {

@@ -16,6 +16,7 @@
 #include <c10/util/flat_hash_map.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -103,6 +104,7 @@ struct Node final : c10::intrusive_ptr_target {
 struct DeviceState;
 struct Expectation; // ahead.h
 struct Flight;
+struct Trace; // replay.h
 
 struct TarryStorage final : c10::StorageImpl {
   TarryStorage(DeviceState* state, const Layout* home, size_t nbytes);
@@ -113,6 +115,7 @@ struct TarryStorage final : c10::StorageImpl {
   void become(const Layout* layout);
 
   DeviceState* const state;
+  const uint64_t serial; // no two storages of a process have the same; later ones have greater ones
   const Layout* home;
   at::Tensor data;
   Value value;
@@ -128,6 +131,8 @@ struct TarryStorage final : c10::StorageImpl {
 };
 
 using StoragePtr = c10::intrusive_ptr<TarryStorage>;
+
+uint64_t next_serial(); // of the next storage that will be made
 
 constexpr uint32_t kNever = UINT32_MAX;
 
@@ -154,6 +159,7 @@ struct DeviceState {
   std::shared_ptr<Flight> flight;
   uint64_t ahead_used = 0; // flights whose results were right
   uint64_t ahead_missed = 0;
+  std::atomic<Trace*> trace{nullptr}; // while a call is watched that may be replayed later
 
   void link(TarryStorage* storage);
   void unlink(TarryStorage* storage);
