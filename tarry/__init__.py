@@ -24,7 +24,7 @@ if TYPE_CHECKING or not _is_codegen():
     from tarry import events, metrics
     from tarry._api import (
         add_step_closure,
-        compile,
+        compile,  # noqa: A004 - as torch.compile
         explain,
         get_backend,
         graph,

@@ -77,11 +77,12 @@ def add_step_closure(function: Callable[..., Any], *tensors: torch.Tensor) -> No
     _runtime.add_step_closure(function, tensors)
 
 
+# The name is torch.compile's, which this takes the place of; nothing here needs the built-in one.
 @overload
-def compile(fn: Callable[P, T], *, warm_up: int = 2) -> StepFunction[P, T]: ...
+def compile(fn: Callable[P, T], *, warm_up: int = 2) -> StepFunction[P, T]: ...  # noqa: A001
 @overload
-def compile(fn: None = None, *, warm_up: int = 2) -> Callable[[Callable[P, T]], StepFunction[P, T]]: ...
-def compile(fn: Any = None, *, warm_up: int = 2) -> Any:
+def compile(fn: None = None, *, warm_up: int = 2) -> Callable[[Callable[P, T]], StepFunction[P, T]]: ...  # noqa: A001
+def compile(fn: Any = None, *, warm_up: int = 2) -> Any:  # noqa: A001
     """Replay a step function without running its Python, once `warm_up` calls in a row have done the same.
 
         step = tarry.compile(train_step)   # or @tarry.compile above its definition

@@ -101,7 +101,15 @@ std::unique_ptr<Batch> copy_batch(const Batch& batch) {
 
 } // namespace
 
+// A reference to a root's storage, unless another thread is just dropping the last one. Called under the lock, which keeps
+// a storage that is about to die from going further than that; the reference must be given up after it.
+static StoragePtr hold(TarryStorage* storage) {
+  c10::raw::weak_intrusive_ptr::incref(storage);
+  return WeakStorage::reclaim(storage).lock();
+}
+
 Snapshot::Snapshot(const Batch& original, const Trace& trace) : batch(copy_batch(original)) {
+  std::vector<StoragePtr> held;
   std::lock_guard<std::mutex> guard(original.state->mutex);
   ska::flat_hash_map<const Node*, const Trace::Leaf*> traced;
   for (const Trace::Leaf& leaf : trace.leaves) {
@@ -121,13 +129,9 @@ Snapshot::Snapshot(const Batch& original, const Trace& trace) : batch(copy_batch
     }
   }
   for (const Root& root : original.roots) {
-    if (root.storage) {
-      storages.emplace_back(StoragePtr::reclaim_copy(root.storage));
-      serials.push_back(root.storage->serial);
-    } else { // died since it was collected
-      storages.emplace_back(StoragePtr());
-      serials.push_back(0);
-    }
+    held.push_back(root.storage ? hold(root.storage) : StoragePtr());
+    storages.emplace_back(held.back());
+    serials.push_back(held.back() ? held.back()->serial : 0); // 0: died since it was collected
   }
 }
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._device import DeviceContext  # private; checked on torch 2.11 and 2.13
 
 from tarry.native import C
 
@@ -28,14 +29,9 @@ MAX_ITEMS = 1000
 """Of a longer container only the length is checked."""
 MAX_DEPTH = 12
 
-_FOREIGN = tuple(
-    str(Path(path).resolve()) + "/"
-    for path in {
-        Path(torch.__file__).parent,
-        Path(__file__).parent.parent,
-        *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    }
-)
+_PACKAGES = [str(Path(file).parent) for file in (torch.__file__, Path(__file__).parent)]
+_PACKAGES += [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+_FOREIGN = ("<frozen", *(f"{path}/" for path in _PACKAGES))
 # Registries of hooks that run in every module and every optimizer; private, checked on torch 2.11 and 2.13.
 _GLOBAL_HOOKS = (
     ("torch.nn.modules.module", ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")),
@@ -45,7 +41,7 @@ _GLOBAL_HOOKS = (
 
 def is_foreign(file: str) -> bool:
     """Whether code is the standard library's, torch's, tarry's or an installed package's: taken not to change."""
-    return file.startswith(("<frozen", *_FOREIGN))
+    return file.startswith(_FOREIGN)
 
 
 def _is_foreign_module(module: types.ModuleType | None) -> bool:
@@ -72,6 +68,17 @@ def _names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(variables), frozenset(attributes)
 
 
+def default_devices() -> tuple[str, ...] | None:
+    """The devices that `torch.set_default_device` and `with torch.device(...)` have chosen; None under any other mode
+    that sees functions called or operators run, and that wants to see them. Private names; checked on 2.11 and 2.13."""
+    if torch._C._len_torch_function_stack() == 0 and torch._C._len_torch_dispatch_stack() == 0:
+        return ()
+    modes = torch.overrides._get_current_function_mode_stack()
+    if torch._C._len_torch_dispatch_stack() or not all(isinstance(mode, DeviceContext) for mode in modes):
+        return None
+    return tuple(str(mode.device) for mode in modes)
+
+
 class Environment:
     """The surroundings of a function at one moment."""
 
@@ -86,13 +93,18 @@ class Environment:
         self._walk = walk
         self.tensors: list[torch.Tensor] = list(walk.tensors.values())
         self.names: dict[int, str] = {id(t): walk.tensor_paths[k] for k, t in walk.tensors.items()}
+        self._devices = default_devices()
         self._host_versions = [(t, t._version) for t in self.tensors if t.device.type != "tarry"]
 
     def __len__(self) -> int:
         return len(self._walk.guard)
 
     def failing(self, with_gradients: bool = True) -> int:
-        """The number of the first check that fails, -1 if all hold."""
+        """The number of the first check that fails, -1 if all hold, less if something is switched on or off."""
+        if default_devices() != self._devices:
+            return -2
+        if self._host_versions and self.changed_host_tensor() is not None:
+            return -3
         found: int = self._walk.guard.failing(with_gradients)
         return found
 
@@ -102,8 +114,10 @@ class Environment:
 
     def explain(self, check: int) -> str:
         """What has changed, in one line."""
+        if check == -3:
+            return f"{self.changed_host_tensor()}, a tensor on the host, was changed"
         if check < 0:
-            return "grad mode, autocast, a dispatch mode, the default dtype or another setting of the thread has changed"
+            return "grad mode, autocast, a dispatch mode, the default dtype or another such setting has changed"
         path, kind, expected = self._walk.checks[check]
         obj = self._walk.objects[check]
         if kind == "tensor":
@@ -144,9 +158,10 @@ def _explain_entries(path: str, before: dict[Any, Any], now: dict[Any, Any]) -> 
         name = repr(key) if isinstance(key, PLAIN) else "..."
         if key not in now:
             return f"{path}[{name}] is gone"
-        if now[key] is not value and now[key] != value:
-            if isinstance(value, PLAIN):
+        if isinstance(value, PLAIN) and isinstance(now[key], PLAIN):
+            if repr(now[key]) != repr(value):
                 return f"{path}[{name}] was {value!r} and is {now[key]!r} now"
+        elif now[key] is not value:
             return f"{path}[{name}] is another object now"
     return f"{path} has its entries in another order"
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten  # privat
 
 from tarry import events
 from tarry.native import C
-from tarry.replay.environment import PLAIN, Environment
+from tarry.replay.environment import PLAIN, Environment, default_devices
 from tarry.replay.proof import Evidence, Witness
 from tarry.replay.reasons import NotReplayableError
 from tarry.runtime.sync import Runtime
@@ -125,7 +125,8 @@ class StepFunction(Generic[P, T]):
             if entry is not None and entry.replay is not None:
                 made = self._replay(entry, leaves)
                 if made is not None:
-                    return entry.results(made, leaves)  # type: ignore[no-any-return]
+                    result: T = entry.results(made, leaves)
+                    return result
         return self._record(entry, tree, leaves, lambda: self._function(*args, **kwargs))
 
     # ---- replaying
@@ -173,7 +174,7 @@ class StepFunction(Generic[P, T]):
 
     def _record(self, entry: _Entry | None, tree: TreeSpec | int, leaves: list[Any], call: Callable[[], T]) -> T:
         self.recorded += 1
-        if self._pause > 0 or not _watching.acquire(blocking=False):
+        if self._pause > 0 or default_devices() is None or not _watching.acquire(blocking=False):
             self._pause = max(self._pause - 1, 0)
             with _Inside():
                 result = call()
@@ -219,16 +220,15 @@ class StepFunction(Generic[P, T]):
             found.confirmations = like.confirmations
             if not like.used:
                 self._nothing_proved(self._reason)
-            self._forget(like)
         if found.confirmations >= self._warm_up:
             found.replay = found.evidence.replay()
         self._entries = [found, *filter(self._may_come_back, self._entries)][:MAX_REPLAYS]
 
     def _like(self, found: _Entry, tree: TreeSpec | int, leaves: list[Any]) -> _Entry | None:
         for entry in self._entries:
-            if entry.takes(tree, leaves) and entry.replay is not None:
-                if found.evidence.difference(entry.evidence, numbers=False) is None:
-                    return entry
+            proved = entry.replay is not None and entry.takes(tree, leaves)
+            if proved and found.evidence.difference(entry.evidence, numbers=False) is None:
+                return entry
         return None
 
     def _may_come_back(self, entry: _Entry) -> bool:
@@ -259,16 +259,14 @@ class StepFunction(Generic[P, T]):
             lines = [f"{self._name}: {self.recorded} calls recorded, {self.replays} replayed"]
             for entry in ready:
                 operations = entry.evidence.snapshot.batch.num_operations
-                lines.append(
-                    f"  replayed for ({entry.shapes}): {operations} operators, {len(entry.environment)} checks of what the "
-                    f"function depends on"
-                )
+                checks = f"{len(entry.environment)} checks of what the function depends on"
+                lines.append(f"  replayed for ({entry.shapes}): {operations} operators, {checks}")
             if not ready and self._entries:
                 lines.append("  not replayed yet: calls have to do the same a few times in a row first")
             if self._reason:
-                lines.append(f"  last call that could not be replayed: {self._reason}" if ready else f"  {self._reason}")
+                lines.append(f"  {'why a call was recorded, lately: ' if ready else ''}{self._reason}")
             if self._pause:
-                lines.append(f"  the next {self._pause} calls are recorded without a look at whether they could be replayed")
+                lines.append(f"  the next {self._pause} calls are recorded without a look at whether they can be replayed")
             return "\n".join(lines)
 
     def __repr__(self) -> str:

@@ -40,8 +40,8 @@ class HostWatch(TorchFunctionMode):
                 )
             elif _writes(name, kwargs) and any(_on_host(args)):
                 self._found = (
-                    f"it changes a host tensor at {_user_line()}, which a replay would not. If it is an optimizer's step "
-                    f"count, give the optimizer capturable=True"
+                    f"it changes a host tensor at {_user_line()}, which a replay would not. If it is an optimizer's "
+                    f"step count, give the optimizer capturable=True"
                 )
         return func(*args, **(kwargs or {}))
 

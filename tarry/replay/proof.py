@@ -171,7 +171,7 @@ class Witness:
         self._kept: list[int] = []
         self._places_of_arguments()
         hosts: list[torch.Tensor] = []
-        sources = [self._source(*leaf, hosts) for leaf in snapshot.leaves()]
+        sources = [self._source(leaf, hosts) for leaf in snapshot.leaves()]
         snapshot.forget_uploads()
         self._fresh = {serial: k for k, serial in enumerate(snapshot.root_serials) if serial >= self._first_serial}
         self._claimed: set[int] = set()
@@ -211,24 +211,25 @@ class Witness:
         self._host.check()
         if self._reads:
             raise NotReplayableError(
-                f"it reads a value at {where(self._reads[0])}, which a replay would not. Return the tensor, and read it "
-                f"outside of the function"
+                f"it reads a value at {where(self._reads[0])}, which a replay would not. Return the tensor, and read "
+                f"it outside of the function"
             )
         if self._overwritten:
             raise NotReplayableError(
-                f"it copies a host tensor into an existing one at {where(self._overwritten[0])}. Pass the host tensor as "
-                f"an argument, and move it with .to('tarry')"
+                f"it copies a host tensor into an existing one at {where(self._overwritten[0])}. Pass the host tensor "
+                f"as an argument, and move it with .to('tarry')"
             )
         changed = self._environment.failing(with_gradients=False)
         if changed != -1:
             raise NotReplayableError(f"it changes its surroundings: {self._environment.explain(changed)}")
         if _host_rng() != self._host_rng:
             raise NotReplayableError("it draws random numbers on the host. Draw them on device 'tarry'")
+        if not self._snapshots:
+            raise NotReplayableError("it records nothing")
         if len(self._snapshots) != 1:
             raise NotReplayableError(
-                "it records nothing"
-                if not self._snapshots
-                else f"it is computed in {len(self._snapshots)} parts (by mark_step, sync, or an operator that runs eagerly)"
+                f"it is computed in {len(self._snapshots)} parts, because of a mark_step, a sync, or an operator that "
+                f"runs eagerly"
             )
         if not self._snapshots[0].whole:
             raise NotReplayableError("it depends on a step that was interrupted, or failed")
@@ -263,13 +264,12 @@ class Witness:
             self._kept.append(serial)
         return "kept", self._kept.index(serial)
 
-    def _source(
-        self, serial: int, uploaded: torch.Tensor | None, file: str, line: int, hosts: list[torch.Tensor]
-    ) -> Place:
+    def _source(self, described: tuple[int, torch.Tensor | None, str, int], hosts: list[torch.Tensor]) -> Place:
+        serial, uploaded, file, line = described
         if uploaded is None:
             place = self._place(serial)
             if place is None:
-                raise NotReplayableError(f"it uses a tensor at {where((file, line))} that was made inside, but not recorded")
+                raise NotReplayableError(f"it uses a tensor at {where((file, line))} that it made without recording it")
             return place
         for k, leaf in enumerate(self._leaves):
             if leaf is uploaded:
@@ -347,8 +347,8 @@ class Witness:
             raise NotReplayableError("it returns a tensor on the host that it has made. Return one on device 'tarry'")
         if tensor.requires_grad and (tensor.is_leaf or graph_is_alive(tensor)):
             raise NotReplayableError(
-                "it returns a tensor that backward() can still be called on, and a replay has no graph for that. Return "
-                "it detached: .detach()"
+                "it returns a tensor that backward() can still be called on, and a replay has no graph for that. "
+                "Return it detached: .detach()"
             )
         if tensor.is_conj() or tensor.is_neg():
             raise NotReplayableError("it returns a conjugated or negated view. Call .resolve_conj() on it")
@@ -358,7 +358,7 @@ class Witness:
             return "fresh", self._fresh[serial]
         place = self._place(serial)
         if place is None or place[0] == "kept":
-            raise NotReplayableError("it returns a tensor that it has not computed (a copy of a host tensor, or a view)")
+            raise NotReplayableError("it returns a tensor that it has not computed: a copy of a host tensor, or a view")
         return place
 
     def _numbers(self, snapshot: Any) -> tuple[list[Number], int, list[tuple[int, int]]]:
@@ -390,7 +390,7 @@ def _gradient_serial(tensor: torch.Tensor) -> int:
 
 
 def _made(place: Place, tensor: torch.Tensor) -> Made:
-    return place, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+    return place, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
 
 
 def _flat(arguments: list[Any]) -> list[Any]:

@@ -187,7 +187,7 @@ class Runtime:
         self._closures.run()
 
     def replay(self, replay: Any, arguments: list[Any]) -> list[torch.Tensor] | str:
-        """Run a step that was recorded before (`C.Replay`) once more. Gives its results, or why it cannot be run now."""
+        """Run a step that was recorded before (`C.Replay`) again. Gives its results, or why it cannot be run now."""
         refuse_apart()
         with self._lock:
             if self._in_flight:
