@@ -121,6 +121,7 @@ def explain(*tensors: torch.Tensor, stage: str = "recorded") -> str:
 
 
 def _on_config(name: str, value: Any) -> None:
+    _runtime.generation += 1  # what a step records may be another graph now
     if name == "force_fallback":
         C.set_forced_eager(sorted(value))
     elif name == "max_pending_nodes":

@@ -60,6 +60,7 @@ void note_upload(const TarryStorage& storage, const at::Tensor& source) {
 
 namespace {
 
+// What an input was once computed from is not part of the batch.
 NodePtr copy_node(const Node& node, const std::vector<NodePtr>& copies) {
   auto copy = c10::make_intrusive<Node>();
   copy->op = node.op;
@@ -74,7 +75,7 @@ NodePtr copy_node(const Node& node, const std::vector<NodePtr>& copies) {
   copy->mutations = node.mutations;
   copy->leaf_layout = node.leaf_layout;
   copy->first_slot = node.first_slot;
-  for (const Edge& edge : node.edges) {
+  for (const Edge& edge : is_input(node) || node.error ? c10::ArrayRef<Edge>() : c10::ArrayRef<Edge>(node.edges)) {
     copy->edges.push_back({copies[edge.node->first_slot], edge.output, edge.view});
   }
   return copy;

@@ -25,9 +25,9 @@ from torch.utils._device import DeviceContext  # private; checked on torch 2.11 
 from tarry.native import C
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-MAX_ITEMS = 1000
+MAX_ITEMS = 10_000
 """Of a longer container only the length is checked."""
-MAX_DEPTH = 12
+MAX_DEPTH = 100
 
 _PACKAGES = [str(Path(file).parent) for file in (torch.__file__, Path(__file__).parent)]
 _PACKAGES += [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
@@ -250,9 +250,9 @@ class _Walk:
                 self._entries(value, path)
                 for key, item in value.items():
                     self.visit(item, f"{path}.{key}", depth)
-            elif name.endswith("_hooks") and isinstance(value, dict):
+            elif "_hooks" in name and isinstance(value, dict):
                 self._length(value, inner)
-            elif isinstance(value, PLAIN) or not name.startswith("_"):
+            else:
                 self._dict_item(content, name, inner, depth)
         self._methods(module, path, depth)
 
@@ -280,7 +280,7 @@ class _Walk:
 
     def _list(self, container: list[Any], path: str, depth: int) -> None:
         self._length(container, path)
-        for k, value in enumerate(container[:MAX_ITEMS] if len(container) <= MAX_ITEMS else ()):
+        for k, value in enumerate(container if len(container) <= MAX_ITEMS else ()):
             self._add(f"{path}[{k}]", "item", value, container, k)
             self.guard.list_item(container, k, value)
             self.visit(value, f"{path}[{k}]", depth)

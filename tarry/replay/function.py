@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
+import types
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -89,13 +91,13 @@ class StepFunction(Generic[P, T]):
     """A function whose calls are replayed once they have proved stable. Made by `tarry.compile`."""
 
     def __init__(self, runtime: Runtime, function: Callable[P, T], warm_up: int) -> None:
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, function, updated=())
         self._function = function
         self._runtime = runtime
         self._warm_up = warm_up
         self._lock = threading.RLock()
         self._entries: list[_Entry] = []  # the most recently used first
-        self._bound: Any = None
+        self._attribute = ""  # the name under which a class has it
         self._fruitless = 0  # calls in a row that were watched and proved nothing
         self._pause = 0  # calls that are not watched
         self._reason = "it has not been called"
@@ -104,17 +106,35 @@ class StepFunction(Generic[P, T]):
         self.replays = 0
         """Calls that did not."""
 
+    # ---- as a method, copied, pickled
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._attribute = name
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """As a method: a step function of its own for each instance."""
+        """A step function of its own for each instance, which has it from the first use on."""
         if instance is None:
             return self
         own = StepFunction[Any, Any](self._runtime, self._function.__get__(instance, owner), self._warm_up)
-        name = getattr(self._function, "__name__", "")
-        try:
-            instance.__dict__.setdefault(name, own)  # found before this descriptor from now on
-        except AttributeError:
-            return own
-        return instance.__dict__[name]
+        own._attribute = self._attribute
+        if not hasattr(instance, "__dict__"):
+            raise TypeError(
+                f"tarry.compile: {type(instance).__name__} has __slots__ and no __dict__ to keep its replays in. Write "
+                f"self.{self._attribute} = tarry.compile(...) in its __init__, with a slot for it"
+            )
+        return instance.__dict__.setdefault(self._attribute, own)  # found before this descriptor from now on
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StepFunction[P, T]:
+        """A copy of a model has to prove itself."""
+        copied = StepFunction(self._runtime, copy.deepcopy(self._function, memo), self._warm_up)
+        copied._attribute = self._attribute
+        return copied
+
+    def __reduce__(self) -> Any:
+        """A method is found again through its object, a function through its name."""
+        if self._attribute and isinstance(self._function, types.MethodType):
+            return getattr, (self._function.__self__, self._attribute)
+        return self._name
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         if is_inside():
@@ -176,18 +196,25 @@ class StepFunction(Generic[P, T]):
         self.recorded += 1
         if self._pause > 0 or default_devices() is None or not _watching.acquire(blocking=False):
             self._pause = max(self._pause - 1, 0)
-            with _Inside():
-                result = call()
-            self._runtime.sync_all("end of a compiled function")
-            return result
+            return self._call_only(call)
         try:
             return self._watch(entry, tree, leaves, call)
         finally:
             _watching.release()
 
+    def _call_only(self, call: Callable[[], T]) -> T:
+        with _Inside():
+            result = call()
+        self._runtime.sync_all("end of a compiled function")
+        return result
+
     def _watch(self, entry: _Entry | None, tree: TreeSpec | int, leaves: list[Any], call: Callable[[], T]) -> T:
         self._runtime.sync_all("before a compiled function")
-        environment = Environment(self._function, leaves)
+        try:
+            environment = Environment(self._function, leaves)
+        except Exception as error:  # objects of the user's may do anything when they are looked at
+            self._nothing_proved(f"its surroundings cannot be looked at: {type(error).__name__}: {error}")
+            return self._call_only(call)
         generation = self._runtime.generation
         witness = Witness(self._runtime, environment, leaves)
         try:
@@ -266,7 +293,7 @@ class StepFunction(Generic[P, T]):
             if self._reason:
                 lines.append(f"  {'why a call was recorded, lately: ' if ready else ''}{self._reason}")
             if self._pause:
-                lines.append(f"  the next {self._pause} calls are recorded without a look at whether they can be replayed")
+                lines.append(f"  the next {self._pause} calls are recorded without looking at whether they repeat")
             return "\n".join(lines)
 
     def __repr__(self) -> str:

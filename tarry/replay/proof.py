@@ -254,6 +254,8 @@ class Witness:
 
     def _place(self, serial: int) -> Place | None:
         """Where a storage that existed before the call comes from."""
+        if serial and serial in self._argument_gradients:
+            raise NotReplayableError("it uses the .grad that an argument had before the call")
         if serial in self._arguments:
             return "argument", self._arguments[serial]
         if serial in self._old_gradients:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -81,6 +84,68 @@ def test_methods_have_replays_of_their_own() -> None:
     assert second.step(ones(2)).item() == pytest.approx((before * 4.0).sum().item())
     assert second.step.recorded == 4
     assert first.step.recorded == 3
+
+
+class Net(nn.Module):
+    """A module whose step function is a method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    @tarry.compile
+    def predict(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.layer(x)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def test_copies_of_a_module_have_replays_of_their_own(duplicate: Callable[[Net], Net]) -> None:
+    net = Net().to("tarry")
+    for _ in range(3):
+        net.predict(ones(1, 2))
+    other = duplicate(net)
+    other.layer.weight.data.zero_()
+    for _ in range(4):
+        assert net.predict(ones(1, 2)).tolist() != other.predict(ones(1, 2)).tolist()
+    assert torch.equal(other.predict(ones(1, 2)).cpu()[0], other.layer.bias.detach().cpu())
+    assert net.predict.replays == 5
+    assert other.predict.replays == 3
+
+
+def test_a_function_can_be_pickled_by_name() -> None:
+    assert pickle.loads(pickle.dumps(module_level)) is module_level
+
+
+@tarry.compile
+def module_level(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def test_an_object_without_room_for_replays() -> None:
+    class Slotted:
+        __slots__ = ()
+
+        @tarry.compile
+        def step(self, x: Tensor) -> Tensor:
+            return x
+
+    with pytest.raises(TypeError, match="has __slots__"):
+        Slotted().step(ones(1))
+
+
+def test_surroundings_that_cannot_be_looked_at() -> None:
+    class Shy:
+        @property
+        def __dict__(self) -> dict[str, object]:  # type: ignore[override]
+            raise RuntimeError("no")
+
+    shy = Shy()
+    step = tarry.compile(lambda x: x * 2 if shy is not None else x)
+    for _ in range(3):
+        assert step(ones(1)).item() == 2
+    assert step.replays == 0
+    assert "cannot be looked at: RuntimeError: no" in step.explain()
 
 
 def test_results_of_any_structure() -> None:

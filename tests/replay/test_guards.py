@@ -157,6 +157,35 @@ def test_written_arguments_are_written() -> None:
     assert step.replays == 3
 
 
+def test_gradients_of_arguments() -> None:
+    def function(x: Tensor) -> Tensor:
+        loss = x.pow(2).sum()
+        loss.backward()
+        return loss
+
+    step = tarry.compile(function)
+    for k in range(6):
+        x = (torch.ones(2, device="tarry") * k).requires_grad_()
+        step(x)
+        assert x.grad is not None
+        assert x.grad.tolist() == [2.0 * k, 2.0 * k]
+    assert step.replays == 4
+    for _ in range(3):  # adds to what is there
+        step(x)
+    assert x.grad.tolist() == [40.0, 40.0]
+    assert step.replays == 4
+    assert "uses the .grad that an argument had" in step.explain()
+
+
+def test_settings_of_the_recorder() -> None:
+    step = tarry.compile(lambda x: x * 2)
+    for _ in range(3):
+        step(torch.ones(2, device="tarry"))
+    assert step.replays == 1
+    with recorded(step, 1), tarry.config.override(force_fallback={"aten::mul.Tensor"}):
+        step(torch.ones(2, device="tarry"))
+
+
 # ---- models and optimizers
 
 

@@ -239,7 +239,7 @@ def test_what_is_never_replayed_is_looked_at_more_and_more_rarely() -> None:
     step = tarry.compile(reads)
     for _ in range(10):
         step(torch.ones(3, device="tarry"))
-    assert "are recorded without a look" in step.explain()
+    assert "are recorded without looking" in step.explain()
 
 
 def test_a_rate_that_changes_in_every_call_is_right() -> None:
