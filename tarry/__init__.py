@@ -24,6 +24,7 @@ if TYPE_CHECKING or not _is_codegen():
     from tarry import events, metrics
     from tarry._api import (
         add_step_closure,
+        compile,  # noqa: A004 - as torch.compile
         explain,
         get_backend,
         graph,
@@ -51,6 +52,7 @@ __all__ = [
     "RecompileError",
     "Unsupported",
     "add_step_closure",
+    "compile",
     "config",
     "custom_op",
     "events",

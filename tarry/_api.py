@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 import torch
 
@@ -18,11 +19,14 @@ from tarry.backends.base import Backend, Policy
 from tarry.codegen.op_table import Kind, load_table
 from tarry.config import config
 from tarry.native import C
+from tarry.replay.function import StepFunction, is_inside
 from tarry.runtime.sync import Runtime
 
 if TYPE_CHECKING:
     from tarry.ir.graph import Graph
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _runtime = Runtime(C)
 
 
@@ -90,6 +94,29 @@ def add_step_closure(function: Callable[..., Any], *tensors: torch.Tensor) -> No
     _runtime.add_step_closure(function, tensors)
 
 
+# The name is torch.compile's, which this takes the place of; nothing here needs the built-in one.
+@overload
+def compile(fn: Callable[P, T], *, warm_up: int = 2) -> StepFunction[P, T]: ...  # noqa: A001
+@overload
+def compile(fn: None = None, *, warm_up: int = 2) -> Callable[[Callable[P, T]], StepFunction[P, T]]: ...  # noqa: A001
+def compile(fn: Any = None, *, warm_up: int = 2) -> Any:  # noqa: A001
+    """Replay a step function without running its Python, once `warm_up` calls in a row have done the same.
+
+        step = tarry.compile(train_step)   # or @tarry.compile above its definition
+        loss = step(x, y)
+
+    Each call is guarded by its arguments and by all that the function can name: parameters, hyper-parameters, modes. A
+    call whose guard fails is recorded. `step.explain()` tells what happens and why; see docs/replay.md.
+    """
+    if fn is None:
+        return functools.partial(compile, warm_up=warm_up)
+    if not callable(fn):
+        raise TypeError(f"tarry.compile takes a function, not {type(fn).__name__}")
+    if isinstance(warm_up, bool) or not isinstance(warm_up, int) or warm_up < 1:
+        raise ValueError(f"tarry.compile: warm_up is a number of calls, 1 or more, not {warm_up!r}")
+    return StepFunction(_runtime, fn, warm_up)
+
+
 def graph(*tensors: torch.Tensor, stage: str = "recorded") -> Graph:
     """The graph that would compute these tensors, without computing it."""
     from tarry.ir.build import from_raw
@@ -111,6 +138,7 @@ def explain(*tensors: torch.Tensor, stage: str = "recorded") -> str:
 
 
 def _on_config(name: str, value: Any) -> None:
+    _runtime.generation += 1  # what a step records may be another graph now
     if name == "force_fallback":
         C.set_forced_eager(sorted(value))
     elif name == "max_pending_nodes":
@@ -120,7 +148,7 @@ def _on_config(name: str, value: Any) -> None:
 
 
 def _after_optimizer() -> None:
-    if config.cut_after_optimizer:
+    if config.cut_after_optimizer and not is_inside():
         _runtime.sync_all("optimizer.step")
 
 

@@ -268,7 +268,7 @@ void look_at_inputs(const Batch& batch, DeviceState& state, Expectation& expecte
 
 // The real tensor that an input of the early part will be, if that can be told; undefined if not. Under the lock.
 at::Tensor foreseen(const DeviceState& state, const Node& leaf, int32_t upload, std::vector<c10::intrusive_ptr<c10::StorageImpl>>& held) {
-  const WeakStorage* place = leaf.steady ? &leaf.source : nullptr;
+  const WeakStorageImpl* place = leaf.steady ? &leaf.source : nullptr;
   if (!place && upload >= 0 && static_cast<size_t>(upload) < state.uploads.size()) {
     place = &state.uploads[upload];
   }
@@ -308,7 +308,7 @@ void expect_again(const Batch& batch, std::shared_ptr<const SplitProgram> progra
   expected.uploads.clear();
   bool known = expected.foresees;
   for (const NodePtr& leaf : expected.inputs) {
-    const auto found = std::find_if(batch.uploads.begin(), batch.uploads.end(), [&](const WeakStorage& upload) {
+    const auto found = std::find_if(batch.uploads.begin(), batch.uploads.end(), [&](const WeakStorageImpl& upload) {
       return upload._unsafe_get_target() == leaf->source._unsafe_get_target();
     });
     expected.uploads.push_back(found == batch.uploads.end() ? -1 : static_cast<int32_t>(found - batch.uploads.begin()));

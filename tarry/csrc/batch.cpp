@@ -348,7 +348,7 @@ bool Batch::run(const std::shared_ptr<const Program>& program, const std::vector
     return true;
   }
   // Values that another step left behind are inputs of this one only: nothing like it will come again.
-  const bool comes_again = std::none_of(order.begin(), order.end(), [](const NodePtr& node) { return node->results != nullptr; });
+  const bool comes_again = !replayed && std::none_of(order.begin(), order.end(), [](const NodePtr& node) { return node->results != nullptr; });
   auto early = land(*this, *split, given); // first: a flight holds on to buffers that are to be updated
   auto taken = inputs(update);
   if (!early && split->early_accepts(taken)) {

@@ -24,8 +24,9 @@ struct Batch {
   Hash128 key;
   std::vector<NodePtr> order; // in program order, leaves among them
   std::vector<Root> roots; // in program order of their nodes
+  bool replayed = false; // the nodes are a replay's own (replay.h): the recorder will not come across them again
   std::shared_ptr<Flight> flight; // what was computed ahead for this batch, perhaps
-  std::vector<WeakStorage> uploads; // storages filled from the host while it was recorded
+  std::vector<WeakStorageImpl> uploads; // storages filled from the host while it was recorded
   uint32_t slots = 0; // number of values; node n's outputs are slots n->first_slot ...
   std::vector<int32_t> replaces; // per root: the slot of the leaf whose buffer the root's storage had, or -1
 

@@ -11,6 +11,7 @@
 #include "batch.h"
 #include "bind_device.h"
 #include "bind_program.h"
+#include "bind_replay.h"
 #include "custom_op.h"
 #include "hooks.h"
 #include "provenance.h"
@@ -228,6 +229,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_device(m);
   bind_program(m);
   bind_custom_op(m);
+  bind_replay(m);
 
   m.def("register_operator", &register_operator);
   m.def("set_callbacks", [](py::object sync, py::object fallback, py::object read) {

@@ -9,6 +9,7 @@
 #include "generator.h"
 #include "hooks.h"
 #include "provenance.h"
+#include "replay.h"
 #include "scan.h"
 
 namespace tarry {
@@ -90,6 +91,9 @@ Value current_value(TarryStorage* storage, Graveyard& graveyard) {
   graveyard.nodes.push_back(std::move(storage->leaf));
   storage->leaf = node;
   storage->leaf_epoch = state.epoch;
+  if (Trace* trace = state.trace.load(std::memory_order_relaxed); C10_UNLIKELY(trace)) {
+    trace->leaf(node, *storage);
+  }
   return {std::move(node), 0};
 }
 

@@ -42,6 +42,10 @@ class Runtime:
         self._backend: Backend | None = None
         self._in_flight = False
         self._compiles = Compiles(native.PlainDispatch)
+        self.generation = 0
+        """Grows when all programs are forgotten: what was prepared for the old backend is void then."""
+        self.observer: Callable[[Any], None] | None = None
+        """Is shown each batch before it runs."""
 
     # ---- the backend
 
@@ -91,6 +95,7 @@ class Runtime:
                 self._compiles.forget()
                 self._retire(old)
             self._cache.clear()
+            self.generation += 1
             self._native.forget_expectations()
             try:
                 self._start(chosen, device if chosen is backend else None, old)
@@ -182,20 +187,41 @@ class Runtime:
             backend = self.backend
             batch = self._native.collect(device)
             if batch is not None:
-                start = perf_counter()
-                self._in_flight = True
-                try:
-                    with profiled("tarry::step"):
-                        step = self._cache.find(batch)
-                        if step is None:
-                            step = self._new_step(backend, batch)
-                        elif type(step) is not GraphStep or step.ready:
-                            events.emit("cache_hit")
-                        self._execute(step, batch)
-                finally:
-                    self._in_flight = False
-                events.emit("sync", reason=reason, operations=batch.num_operations, seconds=perf_counter() - start)
+                if self.observer is not None:
+                    self.observer(batch)
+                self._serve(backend, batch, reason)
         self._closures.run()
+
+    def replay(self, replay: Any, arguments: list[Any]) -> list[torch.Tensor] | str:
+        """Run a step that was recorded before (`C.Replay`) again. Gives its results, or why it cannot be run now."""
+        refuse_apart()
+        with self._lock:
+            if self._in_flight:
+                raise _in_mid_step()
+            if self._native.pending(replay.batch.device):
+                self.sync("before a replay", replay.batch.device)
+            results: list[torch.Tensor] | str = replay.arm(arguments)
+            if isinstance(results, str):
+                return results
+            self._serve(self.backend, replay.batch, "replay")
+        self._closures.run()
+        return results
+
+    def _serve(self, backend: Backend, batch: Any, reason: str) -> None:
+        """Have a batch computed, by the program that was compiled for its like. The lock is held."""
+        start = perf_counter()
+        self._in_flight = True
+        try:
+            with profiled("tarry::step"):
+                step = self._cache.find(batch)
+                if step is None:
+                    step = self._new_step(backend, batch)
+                elif type(step) is not GraphStep or step.ready:
+                    events.emit("cache_hit")
+                self._execute(step, batch)
+        finally:
+            self._in_flight = False
+        events.emit("sync", reason=reason, operations=batch.num_operations, seconds=perf_counter() - start)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

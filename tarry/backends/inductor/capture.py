@@ -57,8 +57,8 @@ class Capture:
         """Compute the results by the graph if it takes the inputs, else kernel by kernel; the program is then captured
         for inputs in these places, if the time has come."""
         if self.program.accepts(inputs):
-            results: list[Any] = self.program.run(inputs, numbers)
-            return results
+            made: list[Any] = self.program.run(inputs, numbers)
+            return made
         given = list(inputs)
         results = self._compiled([*given, *self._fx.number_tensors(numbers)])
         self._runs += 1
