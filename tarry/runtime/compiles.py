@@ -122,9 +122,14 @@ class Compiles:
             )
         return made
 
-    def submit(self, work: Callable[[], T]) -> Job[T] | None:
-        """Have something compiled in the background; None if too much is waiting."""
+    def submit(self, work: Callable[[], T]) -> Job[T]:
+        """Have something compiled in the background."""
         return self._background.submit(work)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much waits to be compiled that more had better not."""
+        return self._background.crowded
 
 
 def _failure(backend: Backend, recording: Recording, error: Exception) -> BackendError:

@@ -19,6 +19,7 @@ from tarry.errors import BackendError, Unsupported
 from tarry.events import Event, record
 from tarry.ir.evaluate import evaluate
 from tarry.ir.graph import Graph, Node, Number
+from tarry.runtime import background
 from tests.runtime.portable import using
 
 USES_DEVICE = True
@@ -228,6 +229,27 @@ def test_another_backend_takes_over_from_one_that_compiles() -> None:
     assert tarry.wait_for_compiles(timeout=0)
     assert len(backend.threads) == 1  # what was waiting is dropped
     assert _double(x) == [2.0, 2.0]
+
+
+def test_no_more_is_begun_than_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "MAX_WAITING", 2)
+    backend = Gated()
+    with using(backend, "background"), record() as seen:
+        inputs = [torch.ones(size).to("tarry") for size in range(1, 7)]
+        for x in inputs:
+            _double(x)
+        for x in inputs:
+            _double(x)
+            assert backend.started.wait(60)
+        crowded = [event for event in seen if "too many" in event.fields.get("reason", "")]
+        assert len(crowded) == 3  # one is being compiled, two wait
+        backend.gate.set()
+        for _ in range(3):
+            tarry.wait_for_compiles()
+            for x in inputs:
+                assert _double(x) == [2.0] * len(x)
+        assert backend.runs >= 6
+    assert len(backend.threads) == 6
 
 
 # ---- numbers that are constants to a program
