@@ -15,7 +15,7 @@ from tarry.runtime.background import Background, Job
 from tarry.runtime.computations import Maker
 from tarry.runtime.dispatch import profiled
 from tarry.runtime.forbid import RecompileGuard
-from tarry.runtime.remote import CompileProcess
+from tarry.runtime.remote import CompileProcess, StoppedError
 from tarry.runtime.steps import (
     CompiledStep,
     InterpretedStep,
@@ -103,6 +103,8 @@ class Compiles:
         with profiled("tarry::compile"):
             try:
                 made = work(make)
+            except StoppedError:
+                raise  # nobody is there to be told
             except Exception as error:
                 events.emit("error", stage="compile", backend=backend.name, error=repr(error))
                 if isinstance(error, BackendError | NotImplementedError):

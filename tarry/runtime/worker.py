@@ -51,8 +51,8 @@ def _compile(backend: Backend, graph: Graph) -> bytes:
         return pack({"outcome": "cannot", "reason": f"backend {backend.name!r} gave no artifact"})
     try:
         return pack({"outcome": "done"}, [made.artifact()])
-    except Unsupported as error:
-        return pack({"outcome": "cannot", "reason": error.reason})
+    except Exception as error:
+        return pack({"outcome": "cannot", "reason": f"its program cannot be stored: {error}"})
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ class Portable(Backend):
     """Evaluates graphs; an artifact is the graph as text. `diary` is a file that gets a line for each compile.
 
     `manner`: "", "slow" (compiles until it is killed), "fails", "gives up", "dies" (its process is killed), "dies
-    once", "no artifact".
+    once", "no artifact", "cannot be stored".
     """
 
     name = "portable"
@@ -48,8 +48,13 @@ class Portable(Backend):
         if self.manner == "dies" or (self.manner == "dies once" and len(self.compilers()) == 1):
             os.kill(os.getpid(), signal.SIGKILL)
         text = to_text(graph).encode()
-        artifact = None if self.manner == "no artifact" else lambda: text
-        return Computation(_evaluation(graph), graph, artifact=artifact)
+
+        def artifact() -> bytes:
+            if self.manner == "cannot be stored":
+                raise RuntimeError("it has a handle in it")
+            return text
+
+        return Computation(_evaluation(graph), graph, artifact=None if self.manner == "no artifact" else artifact)
 
     def load(self, graph: Graph, data: bytes) -> Computation:
         return Computation(_evaluation(parse(data.decode())), graph, artifact=lambda: data)

@@ -103,6 +103,14 @@ def test_a_program_without_an_artifact_is_none_for_the_store(programs: Path) -> 
     assert not list(programs.glob("*.program"))
 
 
+def test_a_program_that_cannot_be_stored_says_why() -> None:
+    x = torch.ones(2).to("tarry")
+    with using(Portable(manner="cannot be stored")), record() as seen:
+        assert _compute(x) == pytest.approx(_compute(x.cpu()))
+    (event,) = [event for event in seen if event.kind == "store_skip"]
+    assert event.fields["reason"] == "RuntimeError: it has a handle in it"
+
+
 def test_a_place_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("no directory")
     _place(monkeypatch, tmp_path / "file")

@@ -81,7 +81,9 @@ def test_what_it_does_not_know_is_compiled_here(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "backend", [Portable(recipe=False), Portable(manner="no artifact")], ids=["no recipe", "no artifact"]
+    "backend",
+    [Portable(recipe=False), Portable(manner="no artifact"), Portable(manner="cannot be stored")],
+    ids=["no recipe", "no artifact", "cannot be stored"],
 )
 def test_a_backend_that_cannot_leave_the_process_compiles_here(tmp_path: Path, backend: Portable) -> None:
     backend.diary = tmp_path / "diary"
@@ -140,6 +142,7 @@ def test_a_backend_that_goes_ends_its_compile(tmp_path: Path) -> None:
             time.sleep(0.01)
     assert tarry.wait_for_compiles(0)
     assert _gone(backend.compilers()[0])
+    assert "error" not in tarry.metrics.counters()
 
 
 def _gone(pid: int) -> bool:
