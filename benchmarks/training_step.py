@@ -1,6 +1,6 @@
 """Time of a whole training step, loss read each step, against eager PyTorch, the Lazy Tensor Core and torch.compile.
 
-    python -m benchmarks training [--compile] [--backends eager torchscript inductor] [--json FILE]
+    python -m benchmarks training [--compile] [--replay] [--backends eager torchscript inductor] [--json FILE]
 
 Every peer trains the same model from the same weights on the same batch; a peer whose final loss strays from eager's
 is reported, since a fast wrong step is worth nothing. Each has a process of its own, because eager CUDA training fails
@@ -34,6 +34,10 @@ class Compiled(Eager):
     name = "compile"
 
 
+class Replayed(Tarry):
+    """tarry, with the step in tarry.compile."""
+
+
 class Trainer:
     """One program on one peer, ready to take steps."""
 
@@ -46,14 +50,26 @@ class Trainer:
         self._optimizer = program.optimizer(model)
         self._loss = program.loss
         self._model: Callable[..., torch.Tensor] | nn.Module = model
+        self._train: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = self._train_eagerly
         if isinstance(peer, Compiled):
             self._model = torch.compile(model)
+        if isinstance(peer, Replayed):
+            import tarry
 
-    def step(self) -> float:
-        loss = self._loss(self._model(self._inputs), self._targets)
+            for group in self._optimizer.param_groups:
+                if "capturable" in group:
+                    group["capturable"] = True  # counts steps on the device
+            self._train = tarry.compile(self._train_eagerly)
+
+    def _train_eagerly(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        loss = self._loss(self._model(inputs), targets)
         self._optimizer.zero_grad()
         loss.backward()
         self._optimizer.step()
+        return loss
+
+    def step(self) -> float:
+        loss = self._train(self._inputs, self._targets)
         self.peer.end_step()
         return loss.item()
 
@@ -159,6 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu", help="the real device")
     parser.add_argument("--backends", nargs="+", default=["eager", "torchscript", "inductor"], help="tarry's backends")
     parser.add_argument("--compile", action="store_true", help="torch.compile too (compiles for a minute or more)")
+    parser.add_argument("--replay", action="store_true", help="each of tarry's backends with tarry.compile too")
     parser.add_argument("--without", nargs="*", default=[], metavar="PEER", help="leave out: eager, LTC")
     parser.add_argument("--only", default="", metavar="WORD", help="programs with this word in their name")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there")
@@ -171,6 +188,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.compile:
         everyone.append(Compiled(options.device))
     everyone += [Tarry(backend, options.device, name=f"tarry {backend}") for backend in options.backends]
+    if options.replay:
+        everyone += [Replayed(backend, options.device, name=f"replay {backend}") for backend in options.backends]
     peers = [peer for peer in everyone if peer.name not in options.without]
     samples: dict[str, dict[str, list[float]]] = {}
     notes: list[str] = []

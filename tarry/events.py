@@ -1,7 +1,7 @@
 """The one stream of events: what the runtime did, as it did it. Metrics, tests and tools read it; nothing else counts.
 
 Events happen per step or rarer (recording an operator is counted in the native part, see `tarry.metrics`):
-`sync`, `compile`, `cache_hit`, `execute`, `fallback`, `transfer`, `error`.
+`sync`, `compile`, `cache_hit`, `execute`, `fallback`, `transfer`, `error`, `replay`, `replay_guard_failed`.
 """
 
 from __future__ import annotations
