@@ -193,6 +193,18 @@ def test_host_batches_are_moved_inside() -> None:
     torch.testing.assert_close(watched.state(), eager.state(), rtol=1e-4, atol=1e-5)
 
 
+def test_tensors_made_of_numbers_are_constants() -> None:
+    def function(x: Tensor) -> Tensor:
+        weights = torch.tensor([1.0, 2.0, 3.0], device="tarry") + torch.arange(3).to("tarry")
+        return x * weights + torch.tensor([], device="tarry").sum() + torch.tensor(4.0)
+
+    step = tarry.compile(function)
+    for k in range(6):
+        x = torch.full((3,), float(k))
+        assert step(x.to("tarry")).tolist() == (x * torch.tensor([1.0, 3.0, 5.0]) + 4).tolist()
+    assert step.replays == 4, step.explain()
+
+
 def test_two_optimizers_make_one_step() -> None:
     def make(device: str) -> tuple[Trainer, Any]:
         first, second = trainer(device), trainer(device)
