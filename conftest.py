@@ -8,6 +8,10 @@ import pytest
 
 # Tests that name no backend test the recorder and the runtime, on the reference path.
 os.environ.setdefault("TARRY_BACKEND", "eager")
+# Tests count compiles: they happen at once, and a program of an earlier run is no help. Tests of other policies and of
+# stored programs say so.
+os.environ.setdefault("TARRY_COMPILE", "wait")
+os.environ.setdefault("TARRY_STORE", "0")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -24,20 +24,23 @@ if TYPE_CHECKING or not _is_codegen():
     from tarry import events, metrics
     from tarry._api import (
         add_step_closure,
+        compile,  # noqa: A004 - as torch.compile
         explain,
         get_backend,
         graph,
         mark_step,
+        no_recompile,
         register_backend,
         set_backend,
         sync,
         wait,
+        wait_for_compiles,
     )
     from tarry.backends.base import Backend, Capabilities, Computation
     from tarry.backends.lowering import LoweringContext
     from tarry.config import config
     from tarry.custom_ops.declare import custom_op
-    from tarry.errors import Unsupported
+    from tarry.errors import RecompileError, Unsupported
 
 __version__ = "0.1.0"
 
@@ -46,8 +49,10 @@ __all__ = [
     "Capabilities",
     "Computation",
     "LoweringContext",
+    "RecompileError",
     "Unsupported",
     "add_step_closure",
+    "compile",
     "config",
     "custom_op",
     "events",
@@ -56,8 +61,10 @@ __all__ = [
     "graph",
     "mark_step",
     "metrics",
+    "no_recompile",
     "register_backend",
     "set_backend",
     "sync",
     "wait",
+    "wait_for_compiles",
 ]

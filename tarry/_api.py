@@ -3,39 +3,47 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 import torch
 
 from tarry import device, metrics
 from tarry.backends import registry
-from tarry.backends.base import Backend
+from tarry.backends.base import Backend, Policy
 from tarry.codegen.op_table import Kind, load_table
 from tarry.config import config
 from tarry.native import C
+from tarry.replay.function import StepFunction, is_inside
 from tarry.runtime.sync import Runtime
 
 if TYPE_CHECKING:
     from tarry.ir.graph import Graph
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _runtime = Runtime(C)
 
 
 def set_backend(
-    backend: str | Backend | Callable[..., Any] | None, device: str | None = None
+    backend: str | Backend | Callable[..., Any] | None,
+    device: str | None = None,
+    *,
+    compile: Policy | None = None,  # noqa: A002 - it is what the setting is called
 ) -> None:
     """Choose what compiles and runs the steps, and on which real device ("cpu", "cuda:0").
 
     `backend` is a name ("inductor", "torchscript", "eager", "xla", "dynamo:openvino"), a `tarry.Backend` instance, a
-    function that torch.compile would take as its backend, or None for the best that works here. One that is chosen
-    compiles every graph at once; the default one compiles graphs that come round again, and runs the others on the
-    reference path.
+    function that torch.compile would take as its backend, or None for the best that works here. `compile` says what a
+    step does whose graph has no program yet: "wait" for it, run on the reference path while it is compiled in the
+    "background", or "never" compile; None: what `tarry.config.compile` says, or else the backend.
     """
-    _runtime.set_backend(backend, device)
+    _runtime.set_backend(backend, device, compile)
 
 
 def get_backend() -> Backend:
@@ -65,12 +73,48 @@ def wait() -> None:
     _runtime.wait()
 
 
+def wait_for_compiles(timeout: float | None = None) -> bool:
+    """Wait until nothing is being compiled in the background; False if that took longer than `timeout` seconds. What
+    was compiled takes over with the next step. For benchmarks and tests: a program need not wait."""
+    return _runtime.wait_for_compiles(timeout)
+
+
+def no_recompile() -> AbstractContextManager[None]:
+    """`with tarry.no_recompile():` a step whose graph has no program, and none on the way, raises
+    `tarry.RecompileError`, which says why the graph is new. Nothing is lost by that: the step is computed after the
+    block."""
+    return _runtime.no_recompile()
+
+
 def add_step_closure(function: Callable[..., Any], *tensors: torch.Tensor) -> None:
     """Call `function` with host copies of `tensors` once the step that computes them is done, without stalling it.
 
     `tarry.add_step_closure(lambda loss: print(loss.item()), loss)` logs a loss without reading it in the step.
     """
     _runtime.add_step_closure(function, tensors)
+
+
+# The name is torch.compile's, which this takes the place of; nothing here needs the built-in one.
+@overload
+def compile(fn: Callable[P, T], *, warm_up: int = 2) -> StepFunction[P, T]: ...  # noqa: A001
+@overload
+def compile(fn: None = None, *, warm_up: int = 2) -> Callable[[Callable[P, T]], StepFunction[P, T]]: ...  # noqa: A001
+def compile(fn: Any = None, *, warm_up: int = 2) -> Any:  # noqa: A001
+    """Replay a step function without running its Python, once `warm_up` calls in a row have done the same.
+
+        step = tarry.compile(train_step)   # or @tarry.compile above its definition
+        loss = step(x, y)
+
+    Each call is guarded by its arguments and by all that the function can name: parameters, hyper-parameters, modes. A
+    call whose guard fails is recorded. `step.explain()` tells what happens and why; see docs/replay.md.
+    """
+    if fn is None:
+        return functools.partial(compile, warm_up=warm_up)
+    if not callable(fn):
+        raise TypeError(f"tarry.compile takes a function, not {type(fn).__name__}")
+    if isinstance(warm_up, bool) or not isinstance(warm_up, int) or warm_up < 1:
+        raise ValueError(f"tarry.compile: warm_up is a number of calls, 1 or more, not {warm_up!r}")
+    return StepFunction(_runtime, fn, warm_up)
 
 
 def graph(*tensors: torch.Tensor, stage: str = "recorded") -> Graph:
@@ -94,6 +138,7 @@ def explain(*tensors: torch.Tensor, stage: str = "recorded") -> str:
 
 
 def _on_config(name: str, value: Any) -> None:
+    _runtime.generation += 1  # what a step records may be another graph now
     if name == "force_fallback":
         C.set_forced_eager(sorted(value))
     elif name == "max_pending_nodes":
@@ -103,7 +148,7 @@ def _on_config(name: str, value: Any) -> None:
 
 
 def _after_optimizer() -> None:
-    if config.cut_after_optimizer:
+    if config.cut_after_optimizer and not is_inside():
         _runtime.sync_all("optimizer.step")
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 Fallback = Literal["allow", "error"]
+Compile = Literal["wait", "background", "never"]
+COMPILE_POLICIES = ("wait", "background", "never")
 
 
 class Config:
@@ -22,6 +24,9 @@ class Config:
         self._max_cached_programs = int(os.environ.get("TARRY_MAX_CACHED_PROGRAMS", "1024"))
         self._run_ahead = os.environ.get("TARRY_RUN_AHEAD", "1") != "0"
         self._cut_after_optimizer = os.environ.get("TARRY_CUT_AFTER_OPTIMIZER", "1") != "0"
+        self._store = os.environ.get("TARRY_STORE", "1") != "0"
+        self._max_stored_bytes = int(os.environ.get("TARRY_STORE_BYTES", str(1 << 30)))
+        self.compile = os.environ.get("TARRY_COMPILE") or None  # type: ignore[assignment]
         self.fallback = os.environ.get("TARRY_FALLBACK", "allow")  # type: ignore[assignment]
         self.force_fallback = filter(None, os.environ.get("TARRY_FORCE_FALLBACK", "").split(","))
 
@@ -76,6 +81,39 @@ class Config:
         self._max_cached_programs = value
 
     @property
+    def compile(self) -> Compile | None:
+        """What a step does whose graph has no program yet: "wait" for the compiler; run on the reference path while a
+        graph that comes again is compiled in the "background"; "never" compile. None: what the backend prefers.
+        TARRY_COMPILE."""
+        return self._compile
+
+    @compile.setter  # noqa: A003 - the property above
+    def compile(self, value: Compile | None) -> None:
+        if value is not None and value not in COMPILE_POLICIES:
+            raise ValueError(f'tarry.config.compile is None, "wait", "background" or "never", not {value!r}')
+        self._compile = value
+
+    @property
+    def store(self) -> bool:
+        """Whether compiled programs are kept on disk for other processes, under `cache_dir`. TARRY_STORE=0: not."""
+        return self._store
+
+    @store.setter
+    def store(self, value: bool) -> None:
+        self._store = bool(value)
+
+    @property
+    def max_stored_bytes(self) -> int:
+        """What the programs on disk may take; the least recently used goes first. TARRY_STORE_BYTES."""
+        return self._max_stored_bytes
+
+    @max_stored_bytes.setter
+    def max_stored_bytes(self, value: int) -> None:
+        if not isinstance(value, int) or value < 0:
+            raise ValueError(f"tarry.config.max_stored_bytes is a number of bytes, not {value!r}")
+        self._max_stored_bytes = value
+
+    @property
     def cut_after_optimizer(self) -> bool:
         """Whether the end of optimizer.step() ends the step. TARRY_CUT_AFTER_OPTIMIZER=0 turns it off."""
         return self._cut_after_optimizer
@@ -103,7 +141,7 @@ class Config:
 
     @property
     def cache_dir(self) -> Path:
-        """Where builds and tables are kept. TARRY_CACHE_DIR."""
+        """Where builds, tables and compiled programs are kept. TARRY_CACHE_DIR."""
         chosen = os.environ.get("TARRY_CACHE_DIR")
         return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "tarry"
 

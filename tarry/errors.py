@@ -39,6 +39,15 @@ class FallbackError(TarryError):
     """
 
 
+class RecompileError(TarryError):
+    """A step would have needed a new program inside `with tarry.no_recompile():`. All that it was to compute is still
+    pending, and is computed when it is asked for after the block.
+
+    Failing: a last, smaller batch of an epoch inside the block. Cured: `DataLoader(..., drop_last=True)`, or one such
+    batch before the block, so that its program is there.
+    """
+
+
 class IRError(TarryError):
     """A graph breaks a rule of the intermediate representation: a fault of a pass or a backend, not of the program."""
 

@@ -1,8 +1,10 @@
 """The one stream of events: what the runtime did, as it did it. Metrics, tests and tools read it; nothing else counts.
 
 Events happen per step or rarer (recording an operator is counted in the native part, see `tarry.metrics`):
-`sync`, `compile`, `cache_hit`, `execute`, `reference` (a step for which there is no program yet), `fallback`,
-`transfer`, `error`.
+`sync`, `compile`, `cache_hit`, `execute`, `fallback`, `transfer`, `error`; `reference` (a step without a program, or
+without one yet), `interpreted` (a step that the backend cannot compile); `store_hit`, `store_miss`, `store_skip`,
+`store_evict`, `store_corrupt` (programs on disk); `compile_here` (what the process that compiles in the background
+could not).
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ _lock = threading.Lock()
 _counts: Counter[str] = Counter()
 _seconds: Counter[str] = Counter()
 _places: Counter[tuple[str, str]] = Counter()  # (operator, file:line) of each fallback
+_reasons: Counter[str] = Counter()  # of compiles that another one would have spared
 _native: Callable[[], dict[str, int]] = dict
 _reset_native: Callable[[], None] = lambda: None  # noqa: E731 - replaced when the native part is loaded
 _backend: Callable[[], dict[str, float]] = dict
@@ -25,6 +26,8 @@ def _count(event: events.Event) -> None:
             _places[fields["op"], f"{fields['file']}:{fields['line']}"] += 1
         else:
             _counts[event.kind] += 1
+        if event.kind == "compile" and fields.get("reason"):
+            _reasons[fields["reason"]] += 1
         if "seconds" in fields:
             _seconds[event.kind] += fields["seconds"]
 
@@ -60,18 +63,22 @@ def reset() -> None:
         _counts.clear()
         _seconds.clear()
         _places.clear()
+        _reasons.clear()
         _reset_native()
 
 
 def report() -> str:
-    """A readable report: counts, times, and where each fallback came from."""
+    """A readable report: counts, times, why graphs were compiled again, and where each fallback came from."""
     counts, times = counters(), seconds()
     lines = ["tarry metrics"]
     for name in sorted(counts):
         spent = f"  {times[name]:.3f} s" if name in times else ""
         lines.append(f"  {name:<40} {counts[name]:>10.10g}{spent}")
     with _lock:
-        places = _places.most_common()
+        places, reasons = _places.most_common(), _reasons.most_common()
+    if reasons:
+        lines.append("compiled again")
+        lines.extend(f"  {count:>4}  {reason}" for reason, count in reasons)
     if places:
         lines.append("fallbacks by place")
         lines.extend(f"  {op:<40} {count:>10}  {place}" for (op, place), count in places)

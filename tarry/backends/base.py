@@ -12,7 +12,7 @@ import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from tarry.errors import BackendError
 from tarry.ir.graph import Graph, Node, Number
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import torch
 
 PythonNumber: TypeAlias = int | float | complex
+Policy: TypeAlias = Literal["wait", "background", "never"]
+"""What a step does whose graph has no program yet (docs/compiling.md)."""
 Run: TypeAlias = Callable[[list[Any], list[PythonNumber]], Sequence[Any]]
 """A compiled program: the data of the graph's inputs and the values of its numbers, to the data of its outputs."""
 
@@ -51,7 +53,9 @@ class Computation:
     `in_place` are the outputs k that `run` writes into the buffer of input `graph.replaces[k]`, which is then nobody
     else's; what `run` returns for them is not looked at. `text` is the program as the backend's compiler sees it, or a
     function that makes that text. `native` is the same program in a form that runs without Python (csrc/program.h); the
-    runtime then has no use for `run`.
+    runtime then uses `run` only for inputs that it does not accept. `artifact` makes bytes of the program, from which
+    `Backend.load` makes it again in another process; it raises `tarry.Unsupported(None, why)` for a program of which it
+    cannot.
     """
 
     run: Run
@@ -59,6 +63,7 @@ class Computation:
     in_place: frozenset[int] = frozenset()
     text: str | Callable[[], str] = ""
     native: Any = None
+    artifact: Callable[[], bytes] | None = None
 
     @property
     def parameter_types(self) -> tuple[TensorType, ...]:
@@ -131,7 +136,7 @@ class Batch(Protocol):
     def own_inputs(self) -> list[torch.Tensor]: ...
     def numbers(self) -> list[PythonNumber]: ...
     def raw(self) -> dict[str, Any]: ...
-    def run(self, program: Any, update: list[int]) -> None: ...
+    def run(self, program: Any, update: list[int]) -> bool: ...
     def positions(self) -> tuple[list[int], list[int]]: ...
     def interpret(self, interruptible: bool) -> None: ...
     def commit(self, outputs: list[torch.Tensor | None]) -> None: ...
@@ -166,6 +171,10 @@ class Backend:
     capabilities: Capabilities = Capabilities()
     stage: str = "optimized"
     """The stage of the graph that `compile` is given (docs/ir.md)."""
+
+    compile_policy: Policy = "wait"
+    """What a step does while its graph is not compiled, unless the user says: a compiler that takes seconds is better
+    kept in the background."""
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = device
@@ -202,6 +211,29 @@ class Backend:
         """Whether this graph may be compiled in two parts, of which the first runs on another thread while the rest of
         the step is still being recorded. It takes programs that need no Python (`Computation.native`)."""
         return False
+
+    # ---- programs that outlive the process
+
+    def load(self, graph: Graph, data: bytes) -> Computation | Run:
+        """Make the program for a graph from what `Computation.artifact` gave, here or in an earlier process with the
+        same `fingerprint`. If it raises, the stored program is thrown away and the graph compiled."""
+        raise NotImplementedError(f"backend {self.name!r} gives artifacts, but does not define load(graph, data)")
+
+    def fingerprint(self) -> str:
+        """All that decides what `compile` makes of a graph, besides the graph and the versions of torch and tarry:
+        options, the kind of device, settings of the process. Programs are found again under the same fingerprint
+        only."""
+        return f"{type(self).__module__}.{type(self).__qualname__} on {self.device}"
+
+    def recipe(self) -> Any:
+        """What another process needs, as JSON values, to make a backend that compiles as this one does (`from_recipe`).
+        None: there is no such thing, and compiling in the background happens on a thread of this process."""
+        return None
+
+    @classmethod
+    def from_recipe(cls, recipe: Any) -> Backend:
+        """The backend of a recipe, in a process that does nothing but compile: its settings may be set at will."""
+        raise NotImplementedError(f"{cls.__qualname__} gives recipes, but does not define from_recipe(recipe)")
 
     # ---- data
 

@@ -1,6 +1,7 @@
 #include "ahead.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -88,6 +89,8 @@ class Pilot {
         at::set_num_threads(flight.threads);
       }
       set_float_mode(flight.float_mode);
+      const MayBreakOff may_break_off(flight.cancelled);
+      const c10::OptionalDeviceGuard device(flight.inputs.empty() ? std::nullopt : std::make_optional(flight.inputs[0].device()));
       PlainDispatch plain;
       results = flight.program->parts().early->run(std::move(flight.inputs), flight.numbers);
     } catch (...) {
@@ -165,20 +168,47 @@ std::pair<std::vector<uint32_t>, std::vector<uint32_t>> positions_of(const Batch
   return {std::move(inputs), std::move(numbers)};
 }
 
-std::vector<at::Tensor> SplitProgram::run(std::vector<at::Tensor> inputs, const std::vector<c10::IValue>& numbers) const {
-  std::vector<at::Tensor> taken;
-  for (const uint32_t k : parts_.early_takes) {
-    taken.push_back(inputs[k]);
+namespace {
+
+std::vector<at::Tensor> pick(const std::vector<at::Tensor>& inputs, const std::vector<uint32_t>& positions) {
+  std::vector<at::Tensor> picked;
+  picked.reserve(positions.size());
+  for (const uint32_t k : positions) {
+    picked.push_back(inputs[k]);
   }
-  return run_late(inputs, parts_.early->run(std::move(taken), numbers), numbers);
+  return picked;
+}
+
+} // namespace
+
+std::vector<at::Tensor> SplitProgram::run(std::vector<at::Tensor> inputs, const std::vector<c10::IValue>& numbers) const {
+  return run_late(inputs, run_early(inputs, numbers), numbers);
+}
+
+bool SplitProgram::early_accepts(const std::vector<at::Tensor>& inputs) const {
+  return parts_.early->accepts(pick(inputs, parts_.early_takes));
+}
+
+std::vector<at::Tensor> SplitProgram::run_early(const std::vector<at::Tensor>& inputs, const std::vector<c10::IValue>& numbers) const {
+  return parts_.early->run(pick(inputs, parts_.early_takes), numbers);
+}
+
+std::vector<at::Tensor> SplitProgram::late_inputs(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& early) const {
+  std::vector<at::Tensor> taken;
+  taken.reserve(parts_.late_takes.size());
+  for (const int32_t k : parts_.late_takes) {
+    taken.push_back(k >= 0 ? inputs[k] : early[-1 - k]);
+  }
+  return taken;
+}
+
+bool SplitProgram::late_accepts(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& early) const {
+  return parts_.late->accepts(late_inputs(inputs, early));
 }
 
 std::vector<at::Tensor> SplitProgram::run_late(
     const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> early, const std::vector<c10::IValue>& numbers) const {
-  std::vector<at::Tensor> taken;
-  for (const int32_t k : parts_.late_takes) {
-    taken.push_back(k >= 0 ? inputs[k] : early[-1 - k]);
-  }
+  auto taken = late_inputs(inputs, early);
   std::vector<bool> returned(early.size());
   for (const int32_t k : parts_.outputs) {
     if (k < 0) {
@@ -209,6 +239,50 @@ void Flight::wait() {
   landed.wait(lock, [this] { return done; });
 }
 
+namespace {
+
+// A step's first operators must be the expected ones before anything is launched on the strength of foresight.
+constexpr uint32_t kEnoughSeen = 4;
+
+// What the early part takes, and when it can be known. Under the lock.
+void look_at_inputs(const Batch& batch, DeviceState& state, Expectation& expected) {
+  const auto& parts = expected.program->parts();
+  const auto [inputs, numbers] = positions_of(batch);
+  std::vector<NodePtr> leaves;
+  for (const NodePtr& node : batch.order) {
+    if (is_input(*node)) {
+      leaves.insert(leaves.end(), node->is_leaf() ? 1 : node->results->size(), node);
+    }
+  }
+  uint32_t last = 0;
+  for (const uint32_t k : parts.early_takes) {
+    last = std::max(last, inputs.at(k));
+    expected.inputs.push_back(leaves.at(k));
+  }
+  for (const uint32_t k : parts.seeds) {
+    last = std::max(last, numbers.at(k));
+    expected.foresees = false; // a seed is drawn when its operator is recorded
+  }
+  state.expected_at = last + 1;
+}
+
+// The real tensor that an input of the early part will be, if that can be told; undefined if not. Under the lock.
+at::Tensor foreseen(const DeviceState& state, const Node& leaf, int32_t upload, std::vector<c10::intrusive_ptr<c10::StorageImpl>>& held) {
+  const WeakStorageImpl* place = leaf.steady ? &leaf.source : nullptr;
+  if (!place && upload >= 0 && static_cast<size_t>(upload) < state.uploads.size()) {
+    place = &state.uploads[upload];
+  }
+  if (!place) {
+    return {};
+  }
+  held.push_back(place->lock());
+  const auto* storage = static_cast<const TarryStorage*>(held.back().get());
+  const bool known = storage && storage->state == &state && !storage->value.node && storage->home == leaf.leaf_layout;
+  return known ? storage->data : at::Tensor();
+}
+
+} // namespace
+
 void expect_again(const Batch& batch, std::shared_ptr<const SplitProgram> program) noexcept try {
   if (!enabled.load(std::memory_order_relaxed) || program->misses.load() >= SplitProgram::kMaxMisses) {
     return;
@@ -223,28 +297,30 @@ void expect_again(const Batch& batch, std::shared_ptr<const SplitProgram> progra
   expected.old.swap(old.old);
   expected.old = early_results(batch, *program);
   if (expected.program != program || expected.order != batch.order) {
-    std::swap(old.program, expected.program);
-    std::swap(old.order, expected.order);
-    const auto& parts = program->parts();
-    const auto [inputs, numbers] = positions_of(batch);
-    uint32_t last = 0;
-    for (const uint32_t k : parts.early_takes) {
-      last = std::max(last, inputs.at(k));
-    }
-    for (const uint32_t k : parts.seeds) {
-      last = std::max(last, numbers.at(k));
-    }
-    state.expected_at = last + 1;
+    auto before = std::move(expected.old);
+    std::swap(old, expected);
+    expected.old = std::move(before);
     expected.order = batch.order;
     expected.program = std::move(program);
+    expected.foresees = old.program != expected.program || old.foresees;
+    look_at_inputs(batch, state, expected);
   }
-  state.launch_at = state.expected_at;
+  expected.uploads.clear();
+  bool known = expected.foresees;
+  for (const NodePtr& leaf : expected.inputs) {
+    const auto found = std::find_if(batch.uploads.begin(), batch.uploads.end(), [&](const WeakStorageImpl& upload) {
+      return upload._unsafe_get_target() == leaf->source._unsafe_get_target();
+    });
+    expected.uploads.push_back(found == batch.uploads.end() ? -1 : static_cast<int32_t>(found - batch.uploads.begin()));
+    known = known && (leaf->steady || expected.uploads.back() >= 0);
+  }
+  state.launch_at = known ? std::min(kEnoughSeen, state.expected_at) : state.expected_at;
 } catch (...) {
 }
 
 void launch(DeviceState& state) {
   auto flight = std::make_shared<Flight>();
-  std::vector<c10::intrusive_ptr<c10::StorageImpl>> seen;
+  std::vector<c10::intrusive_ptr<c10::StorageImpl>> held, seen; // until the lock is released: one may be the last to go
   std::lock_guard<std::mutex> guard(state.mutex);
   if (state.position < state.launch_at || !state.expected->program) {
     return;
@@ -267,23 +343,39 @@ void launch(DeviceState& state) {
   flight->epoch = state.epoch;
   flight->threads = at::get_num_threads();
   flight->float_mode = float_mode();
-  std::vector<const Node*> inputs;
   for (const NodePtr& node : expected.order) {
     if (node->is_leaf()) {
-      inputs.push_back(node.get());
-    } else if (node->results) {
-      return;
-    } else {
-      append_numbers(*node, flight->numbers); // of nodes that are still to come: those of the last step
+      continue;
     }
+    if (node->results) {
+      return;
+    }
+    append_numbers(*node, flight->numbers); // of nodes that are still to come: those of the last step
   }
-  for (const uint32_t k : flight->program->parts().early_takes) {
-    const at::Tensor& data = inputs.at(k)->data;
-    if (inputs[k]->epoch != state.epoch || !data.defined() || !data.device().is_cpu() || data.layout() != c10::kStrided) {
+  for (size_t i = 0; i < expected.inputs.size(); ++i) {
+    const Node& leaf = *expected.inputs[i];
+    at::Tensor data = leaf.epoch == state.epoch ? leaf.data : at::Tensor();
+    if (!data.defined()) {
+      flight->foreseen = true;
+      data = until < state.expected_at ? foreseen(state, leaf, expected.uploads[i], held) : at::Tensor();
+    }
+    if (!data.defined() && until < state.expected_at) {
+      state.launch_at = state.expected_at; // wait until it is recorded
       return;
     }
-    flight->sources.push_back(data);
+    if (!data.defined() || data.layout() != c10::kStrided || data.is_meta()) {
+      return;
+    }
     flight->inputs.push_back(alias(data));
+    flight->sources.push_back(std::move(data));
+  }
+  const Program& early = *flight->program->parts().early;
+  if (!early.accepts(flight->inputs)) {
+    return;
+  }
+  if (!early.is_free()) {
+    state.launch_at = state.position + kEnoughSeen; // soon
+    return;
   }
   state.flight = flight;
   Pilot::get().take(std::move(flight));
@@ -294,6 +386,9 @@ std::optional<std::vector<at::Tensor>> land(Batch& batch, const SplitProgram& pr
     return std::nullopt;
   }
   const std::shared_ptr<Flight> flight = std::move(batch.flight);
+  if (flight->program.get() != &program) {
+    flight->cancelled = true;
+  }
   flight->wait();
   std::vector<const Node*> inputs;
   for (const NodePtr& node : batch.order) {
@@ -316,10 +411,27 @@ std::optional<std::vector<at::Tensor>> land(Batch& batch, const SplitProgram& pr
   }
   if (!same) {
     ++flight->program->misses;
+    if (flight->foreseen && flight->program.get() == &program) {
+      std::lock_guard<std::mutex> guard(batch.state->mutex);
+      batch.state->expected->foresees = false;
+    }
     return std::nullopt;
   }
   program.misses = 0;
   return std::move(flight->results);
+}
+
+void abandon(Batch& batch) {
+  const std::shared_ptr<Flight> flight = std::move(batch.flight);
+  if (!flight) {
+    return;
+  }
+  flight->cancelled = true;
+  flight->wait();
+  flight->sources.clear();
+  ++flight->program->misses;
+  std::lock_guard<std::mutex> guard(batch.state->mutex);
+  ++batch.state->ahead_missed;
 }
 
 void set_run_ahead(bool on) {

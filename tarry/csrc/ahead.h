@@ -2,9 +2,11 @@
 //
 // A training loop records the same graph step after step, and most of that graph depends only on tensors that are known by the
 // end of the forward pass. So after a step whose program comes in two parts, the next one is expected to be the same: as soon as
-// all inputs of the early part have been recorded, it is launched with them. It is a pure function of its inputs and numbers, so
-// that nothing can go wrong: when the step is complete, what was computed ahead is used if the program, the inputs and the
-// numbers are those that it was launched with, and thrown away otherwise.
+// all inputs of the early part are known, it is launched with them. An input is known when it has been recorded; or before that,
+// if it was the same storage twice (a parameter), or the storage that was filled from the host in the same turn (a batch). The
+// early part is a pure function of its inputs and numbers, so that nothing can go wrong: when the step is complete, what was
+// computed ahead is used if the program, the inputs and the numbers are those that it was launched with, and thrown away
+// otherwise.
 #pragma once
 
 #include <condition_variable>
@@ -30,6 +32,9 @@ class SplitProgram final : public Program {
   };
   explicit SplitProgram(Parts parts) : parts_(std::move(parts)) {}
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const std::vector<c10::IValue>& numbers) const override;
+  bool early_accepts(const std::vector<at::Tensor>& inputs) const;
+  std::vector<at::Tensor> run_early(const std::vector<at::Tensor>& inputs, const std::vector<c10::IValue>& numbers) const;
+  bool late_accepts(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& early) const;
   // `early` is given away: an activation has to be freed as soon as the late part is done with it.
   std::vector<at::Tensor> run_late(
       const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> early, const std::vector<c10::IValue>& numbers) const;
@@ -40,6 +45,8 @@ class SplitProgram final : public Program {
   mutable std::atomic<int> misses{0};
 
  private:
+  std::vector<at::Tensor> late_inputs(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& early) const;
+
   Parts parts_;
 };
 
@@ -50,6 +57,8 @@ struct Flight {
   std::vector<at::Tensor> sources; // the inputs as the leaves have them
   std::vector<at::Tensor> inputs; // aliases of them, given to the program
   std::vector<c10::IValue> numbers;
+  bool foreseen = false; // launched before all inputs were recorded
+  std::atomic<bool> cancelled{false}; // nobody wants it any more
   int threads = 1;
   unsigned float_mode = 0; // how the launching thread treats denormal numbers
 
@@ -66,6 +75,9 @@ struct Flight {
 struct Expectation {
   std::shared_ptr<const SplitProgram> program;
   std::vector<NodePtr> order; // of the last batch; a node that is recorded again is the same object (DeviceState::history)
+  std::vector<NodePtr> inputs; // the leaves that the early part takes
+  std::vector<int32_t> uploads; // for each of them, which upload of the step it was; -1: none
+  bool foresees = true; // inputs are told before they are recorded; wrong once, never tried again
   // What the early part has computed for the program: gradients, above all. The next ones are not computed while more than
   // kMaxOld bytes of these are still there, since eager would not have both at a time.
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> old;
@@ -79,6 +91,9 @@ void expect_again(const Batch& batch, std::shared_ptr<const SplitProgram> progra
 void launch(DeviceState& state);
 // The early results for a batch that `program` is to compute, if they were computed ahead from its very inputs and numbers.
 std::optional<std::vector<at::Tensor>> land(Batch& batch, const SplitProgram& program, const std::vector<c10::IValue>& numbers);
+
+// Something else computes the batch: what is in the air for it breaks off, and lets go of its inputs.
+void abandon(Batch& batch);
 
 // Where in the recording each input and each number of a batch came up.
 std::pair<std::vector<uint32_t>, std::vector<uint32_t>> positions_of(const Batch& batch);

@@ -86,6 +86,7 @@ std::unique_ptr<Batch> collect(DeviceState& state) {
   }
   batch->epoch = state.epoch++;
   batch->flight = std::move(state.flight);
+  batch->uploads = std::exchange(state.uploads, {});
   state.launch_at = kNever;
   state.position = 0;
   old_history.swap(state.history);
@@ -332,22 +333,35 @@ void Batch::commit_results(std::vector<at::Tensor> outputs) {
   commit(std::move(outputs));
 }
 
-void Batch::run(const std::shared_ptr<const Program>& program, const std::vector<int64_t>& update) {
+bool Batch::run(const std::shared_ptr<const Program>& program, const std::vector<int64_t>& update) {
   c10::InferenceMode no_inference(false); // what is made in inference mode cannot be written outside it, and results outlive the block
   PlainDispatch plain; // the second: the first switches autograd on
   const auto given = numbers();
   const auto split = std::dynamic_pointer_cast<const SplitProgram>(program);
   if (!split) {
-    commit_results(program->run(inputs(update), given));
-    return;
+    abandon(*this);
+    auto taken = inputs(update);
+    if (!program->accepts(taken)) {
+      return false;
+    }
+    commit_results(program->run(std::move(taken), given));
+    return true;
   }
   // Values that another step left behind are inputs of this one only: nothing like it will come again.
-  const bool comes_again = std::none_of(order.begin(), order.end(), [](const NodePtr& node) { return node->results != nullptr; });
+  const bool comes_again = !replayed && std::none_of(order.begin(), order.end(), [](const NodePtr& node) { return node->results != nullptr; });
   auto early = land(*this, *split, given); // first: a flight holds on to buffers that are to be updated
-  commit_results(early ? split->run_late(inputs(update), std::move(*early), given) : split->run(inputs(update), given));
+  auto taken = inputs(update);
+  if (!early && split->early_accepts(taken)) {
+    early = split->run_early(taken, given);
+  }
+  if (!early || !split->late_accepts(taken, *early)) {
+    return false;
+  }
+  commit_results(split->run_late(taken, std::move(*early), given));
   if (comes_again) {
     expect_again(*this, split);
   }
+  return true;
 }
 
 void Batch::commit(std::vector<at::Tensor> outputs) {

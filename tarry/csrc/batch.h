@@ -24,7 +24,9 @@ struct Batch {
   Hash128 key;
   std::vector<NodePtr> order; // in program order, leaves among them
   std::vector<Root> roots; // in program order of their nodes
+  bool replayed = false; // the nodes are a replay's own (replay.h): the recorder will not come across them again
   std::shared_ptr<Flight> flight; // what was computed ahead for this batch, perhaps
+  std::vector<WeakStorageImpl> uploads; // storages filled from the host while it was recorded
   uint32_t slots = 0; // number of values; node n's outputs are slots n->first_slot ...
   std::vector<int32_t> replaces; // per root: the slot of the leaf whose buffer the root's storage had, or -1
 
@@ -44,8 +46,9 @@ struct Batch {
   void commit_results(std::vector<at::Tensor> outputs);
   // The same for outputs that are known to be right.
   void commit(std::vector<at::Tensor> outputs);
-  // Runs a program and commits what it gives. Inputs in `update` are written by it.
-  void run(const std::shared_ptr<const Program>& program, const std::vector<int64_t>& update);
+  // Runs a program and commits what it gives. Inputs in `update` are written by it. False, and nothing is done, if the program
+  // does not accept the inputs.
+  bool run(const std::shared_ptr<const Program>& program, const std::vector<int64_t>& update);
   // Runs the nodes one by one on the real device and commits. If a node fails, all that does not depend on it is computed
   // all the same, storages that it would have changed keep their last good contents, and the error is thrown at the end.
   // An `interruptible` run lets signal handlers run in between: they must not ask for values.

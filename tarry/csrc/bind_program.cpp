@@ -6,6 +6,7 @@
 #include <torch/csrc/jit/runtime/interpreter.h>
 
 #include "ahead.h"
+#include "captured.h"
 
 namespace py = pybind11;
 
@@ -125,6 +126,10 @@ LaunchList::Instruction instruction_from(const py::dict& given) {
     for (size_t i = 0; i < arguments.size(); ++i) {
       set_argument(made, static_cast<uint32_t>(i), arguments[i], made.op->schema().arguments().at(i).real_type());
     }
+    if (given.contains("generator")) {
+      made.generator = given["generator"].cast<int32_t>();
+      made.seed = made.sources.at(0);
+    }
   } else {
     TORCH_CHECK(kind == "move", "tarry: unknown instruction '", kind, "'");
     made.kind = Kind::Move;
@@ -140,6 +145,33 @@ std::shared_ptr<Program> split_program(
       std::move(seeds)});
 }
 
+void set_graph(
+    CapturedProgram& program, uintptr_t launch, uintptr_t graph, py::object owner, std::vector<int64_t> addresses,
+    const std::vector<std::optional<at::Tensor>>& placeholders, std::vector<uint32_t> written,
+    const std::vector<std::pair<c10::ScalarType, std::vector<uint32_t>>>& vectors, std::vector<at::Tensor> vector_tensors,
+    const std::vector<std::optional<at::Tensor>>& results) {
+  CapturedProgram::Parts parts;
+  parts.launch = reinterpret_cast<CapturedProgram::Launch>(launch); // NOLINT: from dlsym
+  parts.graph = reinterpret_cast<void*>(graph); // NOLINT
+  parts.owner = std::shared_ptr<void>(owner.release().ptr(), [](void* object) {
+    py::gil_scoped_acquire acquire;
+    Py_DECREF(static_cast<PyObject*>(object));
+  });
+  parts.addresses = std::move(addresses);
+  parts.written = std::move(written);
+  for (const auto& [dtype, indices] : vectors) {
+    parts.vectors.push_back({dtype, indices});
+  }
+  parts.vector_tensors = std::move(vector_tensors);
+  for (const auto& placeholder : placeholders) {
+    parts.placeholders.push_back(placeholder.value_or(at::Tensor()));
+  }
+  for (const auto& result : results) {
+    parts.results.push_back(result ? tarry::alias(*result) : at::Tensor()); // one that Python has not seen
+  }
+  program.set(std::move(parts));
+}
+
 } // namespace
 
 void bind_program(py::module& m) {
@@ -151,6 +183,25 @@ void bind_program(py::module& m) {
         return std::make_shared<ScriptProgram>(graph, std::move(numbers), std::move(returned), std::move(types));
       },
       "A TorchScript graph of tensors, then of numbers, that returns a tuple.");
+  py::class_<CapturedProgram, Program, std::shared_ptr<CapturedProgram>>(
+      m, "CapturedProgram", "A CUDA graph: see tarry/backends/inductor/capture.py.")
+      .def(py::init<>())
+      .def("set_graph", &set_graph)
+      .def("clear", &CapturedProgram::clear)
+      .def("accepts", &CapturedProgram::accepts)
+      .def(
+          "run",
+          [](const CapturedProgram& program, std::vector<at::Tensor> inputs, const py::list& numbers) {
+            std::vector<c10::IValue> given;
+            for (const py::handle number : numbers) {
+              given.push_back(torch::jit::toIValue(number, c10::NumberType::get()));
+            }
+            std::vector<std::optional<at::Tensor>> outputs;
+            for (at::Tensor& output : program.run(std::move(inputs), given)) {
+              outputs.push_back(output.defined() ? std::make_optional(tarry::alias(output)) : std::nullopt);
+            }
+            return outputs;
+          });
   m.def("split_program", &split_program, "A program in two parts, of which the first may run while the step is still recorded.");
   m.def("set_run_ahead", &set_run_ahead);
   m.def("forget_expectations", &forget_expectations);

@@ -11,6 +11,7 @@
 #include "batch.h"
 #include "bind_device.h"
 #include "bind_program.h"
+#include "bind_replay.h"
 #include "custom_op.h"
 #include "hooks.h"
 #include "provenance.h"
@@ -228,6 +229,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_device(m);
   bind_program(m);
   bind_custom_op(m);
+  bind_replay(m);
 
   m.def("register_operator", &register_operator);
   m.def("set_callbacks", [](py::object sync, py::object fallback, py::object read) {
@@ -287,7 +289,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_property_readonly("num_operations", &Batch::operations)
       .def_property_readonly("num_outputs", [](const Batch& batch) { return batch.roots.size(); })
       .def_property_readonly("device", [](const Batch& batch) { return static_cast<int>(batch.state->index); })
-      .def("inputs", &Batch::inputs, py::arg("update") = std::vector<int64_t>())
+      .def(
+          "inputs",
+          [](Batch& batch, const std::vector<int64_t>& update) {
+            abandon(batch);
+            return batch.inputs(update);
+          },
+          py::arg("update") = std::vector<int64_t>())
       .def("own_inputs", &Batch::own_inputs)
       .def("numbers", [](const Batch& batch) {
         const auto numbers = batch.numbers();
@@ -303,7 +311,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("matches", &Batch::matches)
       .def("run", [](Batch& batch, const std::shared_ptr<Program>& program, const std::vector<int64_t>& update) {
         py::gil_scoped_release release;
-        batch.run(program, update);
+        return batch.run(program, update);
       })
       .def("interpret", &Batch::interpret, py::arg("interruptible"), py::call_guard<py::gil_scoped_release>())
       .def("commit", [](Batch& batch, std::vector<std::optional<at::Tensor>> results) {

@@ -137,6 +137,13 @@ int64_t TarryGenerator::draw() {
   return derive_seed(state_->seed, state_->offset++);
 }
 
+std::pair<uint64_t, uint64_t> TarryGenerator::advance(uint64_t count) {
+  std::lock_guard<std::mutex> guard(state_->mutex);
+  const uint64_t offset = state_->offset;
+  state_->offset += count;
+  return {state_->seed, offset};
+}
+
 const at::Generator& default_generator(c10::DeviceIndex index) {
   struct Generators {
     std::mutex mutex;

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 
 namespace tarry {
 
@@ -40,6 +41,8 @@ struct TarryGenerator final : c10::GeneratorImpl {
 
   // The next operator's seed. Safe from any thread: the state has its own lock, `mutex_` need not be held.
   int64_t draw();
+  // As `count` draws whose seeds are derive_seed(first, second), derive_seed(first, second + 1), ... of what it returns.
+  std::pair<uint64_t, uint64_t> advance(uint64_t count);
 
  private:
   TarryGenerator(c10::DeviceIndex device, std::shared_ptr<RandomState> state);

@@ -16,6 +16,7 @@
 #include <c10/util/flat_hash_map.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -29,6 +30,11 @@ namespace tarry {
 
 struct Node;
 using NodePtr = c10::intrusive_ptr<Node>;
+
+using WeakStorageImpl = c10::weak_intrusive_ptr<c10::StorageImpl>;
+inline WeakStorageImpl weak(c10::StorageImpl* storage) {
+  return WeakStorageImpl(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
+}
 
 struct Edge {
   NodePtr node;
@@ -84,6 +90,8 @@ struct Node final : c10::intrusive_ptr_target {
 
   const Layout* leaf_layout = nullptr;
   at::Tensor data; // of a leaf
+  WeakStorageImpl source{c10::intrusive_ptr<c10::StorageImpl>()}; // of a leaf: the storage that it last stood for
+  bool steady = false; // of a leaf: it was that storage the time before, too
   std::unique_ptr<std::vector<at::Tensor>> results; // outputs computed already, kept because something pending needs them
   std::shared_ptr<std::string> error; // why this node could not be computed
 
@@ -103,6 +111,7 @@ struct Node final : c10::intrusive_ptr_target {
 struct DeviceState;
 struct Expectation; // ahead.h
 struct Flight;
+struct Trace; // replay.h
 
 struct TarryStorage final : c10::StorageImpl {
   TarryStorage(DeviceState* state, const Layout* home, size_t nbytes);
@@ -113,6 +122,7 @@ struct TarryStorage final : c10::StorageImpl {
   void become(const Layout* layout);
 
   DeviceState* const state;
+  const uint64_t serial; // no two storages of a process have the same; later ones have greater ones
   const Layout* home;
   at::Tensor data;
   Value value;
@@ -128,6 +138,8 @@ struct TarryStorage final : c10::StorageImpl {
 };
 
 using StoragePtr = c10::intrusive_ptr<TarryStorage>;
+
+uint64_t next_serial(); // of the next storage that will be made
 
 constexpr uint32_t kNever = UINT32_MAX;
 
@@ -150,10 +162,12 @@ struct DeviceState {
   // Running ahead (ahead.h): what is expected, from which position on it may be launched, and what was launched in this epoch.
   std::unique_ptr<Expectation> expected;
   uint32_t expected_at = kNever;
+  std::vector<WeakStorageImpl> uploads; // storages filled from the host since the last collect(), in order
   uint32_t launch_at = kNever; // as expected_at, until it was launched or the epoch is over
   std::shared_ptr<Flight> flight;
   uint64_t ahead_used = 0; // flights whose results were right
   uint64_t ahead_missed = 0;
+  std::atomic<Trace*> trace{nullptr}; // while a call is watched that may be replayed later
 
   void link(TarryStorage* storage);
   void unlink(TarryStorage* storage);
@@ -163,6 +177,7 @@ struct DeviceState {
 struct Graveyard {
   c10::SmallVector<NodePtr, 4> nodes;
   c10::SmallVector<at::Tensor, 2> tensors;
+  std::vector<WeakStorageImpl> storages;
 };
 
 DeviceState& device_state(c10::DeviceIndex index);
@@ -176,6 +191,8 @@ at::Tensor make_tensor(DeviceState& state, const Layout* layout, StoragePtr stor
 at::Tensor make_uninitialised(DeviceState& state, const Layout* layout);
 // A tarry tensor over a real one, which must not be written by anybody else from now on.
 at::Tensor wrap_real(DeviceState& state, at::Tensor real);
+// A tensor on the real device becomes a copy of one on the host (or elsewhere). What is on its way there need not be waited for.
+void fill_from(at::Tensor& real, const at::Tensor& source);
 // A tarry tensor with a copy of a host (or other foreign) tensor.
 at::Tensor upload(DeviceState& state, const at::Tensor& source);
 

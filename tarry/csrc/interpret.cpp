@@ -13,6 +13,7 @@
 
 #include <chrono>
 
+#include "ahead.h"
 #include "batch.h"
 #include "provenance.h"
 #include "record.h"
@@ -424,6 +425,7 @@ void Interpreter::run() {
 } // namespace
 
 void Batch::interpret(bool interruptible) {
+  abandon(*this);
   Interpreter(*this, interruptible).run();
 }
 

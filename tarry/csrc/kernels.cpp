@@ -24,6 +24,7 @@
 
 #include "hooks.h"
 #include "record.h"
+#include "replay.h"
 
 namespace tarry {
 namespace {
@@ -210,10 +211,12 @@ at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) 
     mark_used();
     const Layout* home = storage->home;
     at::Tensor real = at::empty_strided(home->sizes, home->strides, at::TensorOptions().dtype(home->dtype).device(real_device(storage->state->index)));
-    real.copy_(source);
+    fill_from(real, source);
+    trace_upload(*storage, source);
     Graveyard graveyard;
     std::lock_guard<std::mutex> guard(storage->state->mutex);
     set_data(storage, std::move(real), graveyard);
+    storage->state->uploads.push_back(weak(storage));
     return self;
   }
   torch::jit::Stack stack{self, upload(*storage->state, source), non_blocking};

@@ -1,5 +1,6 @@
 #include "program.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/TensorImpl.h>
@@ -7,6 +8,17 @@
 #include <utility>
 
 namespace tarry {
+
+static thread_local const std::atomic<bool>* break_off = nullptr;
+
+MayBreakOff::MayBreakOff(const std::atomic<bool>& flag) {
+  break_off = &flag;
+}
+
+MayBreakOff::~MayBreakOff() {
+  break_off = nullptr;
+}
+
 namespace {
 
 template <size_t>
@@ -42,15 +54,8 @@ at::Tensor view_of(const at::Tensor& source, const LaunchList::Instruction& how)
 }
 
 at::Tensor vector_of(const LaunchList::NumberVector& spec, const std::vector<c10::IValue>& numbers) {
-  auto made = at::detail::empty_cpu({static_cast<int64_t>(spec.indices.size())}, spec.dtype);
-  for (size_t i = 0; i < spec.indices.size(); ++i) {
-    const c10::Scalar value = numbers.at(spec.indices[i]).toScalar();
-    if (spec.dtype == c10::ScalarType::Double) {
-      made.mutable_data_ptr<double>()[i] = value.toDouble();
-    } else {
-      made.mutable_data_ptr<int64_t>()[i] = value.toLong();
-    }
-  }
+  at::Tensor made = at::detail::empty_cpu({static_cast<int64_t>(spec.indices.size())}, spec.dtype);
+  fill_vector(spec, numbers, made);
   return made;
 }
 
@@ -66,6 +71,10 @@ void call_operator(const LaunchList::Instruction& call, std::vector<at::Tensor>&
       stack[operand.argument].toList().set(operand.item, registers[operand.source]);
     }
   }
+  if (call.generator >= 0) {
+    const auto seed = static_cast<uint64_t>(*registers[call.seed].const_data_ptr<int64_t>());
+    stack[call.generator] = at::detail::createCPUGenerator(seed);
+  }
   call.op->callBoxed(&stack);
   for (size_t i = 0; i < call.targets.size() && i < stack.size(); ++i) {
     if (call.targets[i] != LaunchList::kNowhere) {
@@ -75,6 +84,17 @@ void call_operator(const LaunchList::Instruction& call, std::vector<at::Tensor>&
 }
 
 } // namespace
+
+void fill_vector(const LaunchList::NumberVector& spec, const std::vector<c10::IValue>& numbers, at::Tensor& vector) {
+  for (size_t i = 0; i < spec.indices.size(); ++i) {
+    const c10::Scalar value = numbers.at(spec.indices[i]).toScalar();
+    if (spec.dtype == c10::ScalarType::Double) {
+      vector.mutable_data_ptr<double>()[i] = value.toDouble();
+    } else {
+      vector.mutable_data_ptr<int64_t>()[i] = value.toLong();
+    }
+  }
+}
 
 LaunchList::LaunchList(
     uint32_t registers, std::vector<NumberVector> vectors, std::vector<Instruction> instructions,
@@ -103,7 +123,9 @@ std::vector<at::Tensor> LaunchList::run(std::vector<at::Tensor> inputs, const st
   registers.insert(registers.end(), constants_.begin(), constants_.end());
   registers.resize(registers_);
   std::vector<void*> pointers(most_pointers_);
+  const std::atomic<bool>* unwanted = break_off;
   for (const Instruction& step : instructions_) {
+    TORCH_CHECK(!unwanted || !unwanted->load(std::memory_order_relaxed), "tarry: not needed any more");
     switch (step.kind) {
       case Instruction::Kind::Allocate:
         registers[step.targets[0]] = at::detail::empty_strided_cpu(step.sizes, step.strides, step.dtype);

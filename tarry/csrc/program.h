@@ -5,9 +5,17 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 
+#include <atomic>
 #include <vector>
 
 namespace tarry {
+
+// While it lives, a program that runs on this thread may break off, by an exception, when the flag is set.
+class MayBreakOff {
+ public:
+  explicit MayBreakOff(const std::atomic<bool>& flag);
+  ~MayBreakOff();
+};
 
 class Program {
  public:
@@ -15,6 +23,10 @@ class Program {
   // Inputs and numbers are those of the IR graph; the results are its outputs, undefined where one was written into the buffer
   // of the input that it replaces. Runs under PlainDispatch, on any thread.
   virtual std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const std::vector<c10::IValue>& numbers) const = 0;
+  // Whether it can be run with inputs that lie where these do.
+  virtual bool accepts(const std::vector<at::Tensor>& inputs) const { return true; }
+  // Whether nobody looks any more at results of the last run whose memory the next one will want.
+  virtual bool is_free() const { return true; }
 };
 
 // A list of instructions on numbered registers, of which the first hold the inputs: buffers, views of them, kernels that take
@@ -39,6 +51,8 @@ class LaunchList final : public Program {
     const c10::OperatorHandle* op = nullptr;
     torch::jit::Stack arguments; // Call: with gaps at the operands
     std::vector<Operand> operands;
+    int32_t generator = -1; // Call: the argument that is a generator, seeded by the number in register `seed`
+    uint32_t seed = 0;
   };
   // A tensor made of numbers, which follows the inputs.
   struct NumberVector {
@@ -63,5 +77,7 @@ class LaunchList final : public Program {
   size_t outputs_;
   size_t most_pointers_ = 512; // room for those of any kernel, and for what its caller passes beyond them
 };
+
+void fill_vector(const LaunchList::NumberVector& spec, const std::vector<c10::IValue>& numbers, at::Tensor& vector);
 
 } // namespace tarry

@@ -9,6 +9,7 @@
 #include "generator.h"
 #include "hooks.h"
 #include "provenance.h"
+#include "replay.h"
 #include "scan.h"
 
 namespace tarry {
@@ -83,9 +84,16 @@ Value current_value(TarryStorage* storage, Graveyard& graveyard) {
   node->position = position;
   graveyard.tensors.push_back(std::move(node->data));
   node->data = storage->data;
+  node->steady = node->source._unsafe_get_target() == storage;
+  if (!node->steady) {
+    graveyard.storages.push_back(std::exchange(node->source, weak(storage)));
+  }
   graveyard.nodes.push_back(std::move(storage->leaf));
   storage->leaf = node;
   storage->leaf_epoch = state.epoch;
+  if (Trace* trace = state.trace.load(std::memory_order_relaxed); C10_UNLIKELY(trace)) {
+    trace->leaf(node, *storage);
+  }
   return {std::move(node), 0};
 }
 

@@ -13,6 +13,7 @@
 #include "ahead.h"
 #include "hooks.h"
 #include "record.h"
+#include "replay.h"
 
 namespace tarry {
 namespace {
@@ -23,6 +24,8 @@ void* claim_address_range(size_t nbytes) {
   static std::atomic<uint64_t> next{1ULL << 60};
   return nbytes == 0 ? nullptr : reinterpret_cast<void*>(next.fetch_add((nbytes + 127) & ~size_t{63}));
 }
+
+std::atomic<uint64_t> serials{1};
 
 c10::Device tarry_device(c10::DeviceIndex index) {
   return c10::Device(c10::DeviceType::PrivateUse1, index);
@@ -92,7 +95,12 @@ TarryStorage::TarryStorage(DeviceState* state, const Layout* home, size_t nbytes
           /*allocator=*/marker(),
           /*resizable=*/false),
       state(state),
+      serial(serials.fetch_add(1, std::memory_order_relaxed)),
       home(home) {}
+
+uint64_t next_serial() {
+  return serials.load(std::memory_order_relaxed);
+}
 
 void TarryStorage::become(const Layout* layout) {
   if (layout->nbytes > nbytes()) {
@@ -201,13 +209,26 @@ at::Tensor wrap_real(DeviceState& state, at::Tensor real) {
   return make_tensor(state, layout, std::move(storage));
 }
 
+void fill_from(at::Tensor& real, const at::Tensor& source) {
+  if (!real.is_cuda() || !source.is_cpu()) {
+    real.copy_(source);
+    return;
+  }
+  // A copy from ordinary memory waits for all that the device has still to do; from pinned memory, it takes its turn.
+  at::Tensor pinned = at::empty_strided(real.sizes(), real.strides(), real.options().device(c10::kCPU).pinned_memory(true));
+  pinned.copy_(source);
+  real.copy_(pinned, /*non_blocking=*/true);
+}
+
 at::Tensor upload(DeviceState& state, const at::Tensor& source) {
   PlainDispatch plain;
   auto real = at::empty_strided(
       source.sizes(), source.is_non_overlapping_and_dense() ? source.strides() : source.contiguous().strides(),
       source.options().device(real_device(state.index)));
-  real.copy_(source);
-  return wrap_real(state, std::move(real));
+  fill_from(real, source);
+  at::Tensor made = wrap_real(state, std::move(real));
+  trace_upload(*storage_of(made.unsafeGetTensorImpl()), source);
+  return made;
 }
 
 // ---- values
@@ -269,6 +290,7 @@ namespace {
 
 at::Tensor settled_data(TarryStorage* storage, const char* reason) {
   check_fork();
+  trace_read(*storage->state);
   for (int attempt = 0;; ++attempt) {
     {
       std::lock_guard<std::mutex> guard(storage->state->mutex);

@@ -21,6 +21,8 @@ _WORDS = """
     unpool2d unpool3d
 """
 _CHECKED = frozenset(_WORDS.split())
+# On a CUDA device these check in the kernel: a failure is no exception, but the end of all work on the device.
+_CHECKED_IN_KERNEL = frozenset({"embedding", "gather", "index", "nll", "put", "scatter", "take"})
 # Of integers, these fail on some: a division by zero, a negative power.
 _CHECKED_FOR_INTEGERS = frozenset({"div", "floor_divide", "fmod", "pow", "remainder"})
 _INTEGERS = frozenset(
@@ -61,7 +63,7 @@ _BY_INDEX = {
 }
 
 
-def safe_updates(graph: Graph) -> Graph:
+def safe_updates(graph: Graph, device_type: str = "cpu") -> Graph:
     """The graph whose `replaces` only keeps outputs that no failure can leave half-written.
 
     If a step breaks off, every tensor has to have the contents it had before. So an output may only overwrite an input
@@ -76,7 +78,7 @@ def safe_updates(graph: Graph) -> Graph:
         flows = 0
         for value in node.operands:
             flows |= behind[value]
-        if _may_fail(node):
+        if _may_fail(node, device_type):
             flows |= checks.setdefault(_check(node), 1 << len(checks))
         for value in node.results:
             behind[value] = flows
@@ -90,14 +92,17 @@ def safe_updates(graph: Graph) -> Graph:
     )
 
 
-def _may_fail(node: Node) -> bool:
+def _may_fail(node: Node, device_type: str) -> bool:
     if node.op in _HARMLESS or node.op in VIEW_RULES:
         return False
     namespace, _, name = node.op.partition("::")
     if namespace != "aten":
         return True
     base = name.partition(".")[0]
-    if not _CHECKED.isdisjoint(base.split("_")):
+    checked = _CHECKED.intersection(base.split("_"))
+    if device_type == "cuda":
+        checked -= _CHECKED_IN_KERNEL
+    if checked:
         return True
     if base in _CHECKED_FOR_INTEGERS:
         return any(value.type.dtype in _INTEGERS for value in node.results)

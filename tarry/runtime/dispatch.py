@@ -11,11 +11,12 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch._C import _len_torch_dispatch_stack
+from torch.profiler import record_function
 from torch.utils._python_dispatch import _disable_current_modes  # private; checked on torch 2.11 and 2.13
 
 from tarry.errors import TarryError
@@ -59,15 +60,25 @@ def _modes_off() -> ExitStack:
     return stack
 
 
+@contextmanager
+def compiling() -> Iterator[None]:
+    """On a thread of its own, where nothing is switched on: what is done in the block is compiling."""
+    _state.apart = True
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        _state.apart = False
+
+
 def apart(function: Callable[[], T]) -> T:
     """Call a function on a thread of its own, where nothing is switched on. For compiling: that uses modes itself."""
     outcome: list[T] = []
     failure: list[BaseException] = []
 
     def work() -> None:
-        _state.apart = True
         try:
-            with torch.no_grad():
+            with compiling():
                 outcome.append(function())
         except BaseException as error:
             failure.append(error)
@@ -91,6 +102,14 @@ def refuse_apart() -> None:
             "a value on device 'tarry' was asked for while a backend compiles. Backends work on the graph they are "
             "given, and on tensors of the real device."
         )
+
+
+_UNPROFILED: AbstractContextManager[Any] = nullcontext()
+
+
+def profiled(name: str) -> AbstractContextManager[Any]:
+    """A range that torch.profiler shows. Entering one costs microseconds, so only while a profiler looks."""
+    return record_function(name) if torch._C._autograd._profiler_enabled() else _UNPROFILED
 
 
 @contextmanager

@@ -32,8 +32,14 @@ class CompiledProgram:
     """A compiled program, in parts if the backend does not know all its operators."""
 
     def __init__(
-        self, backend: Backend, graph: Graph, plain: Callable[[], object], parts: Split | None = None
+        self,
+        backend: Backend,
+        graph: Graph,
+        make: Callable[[Graph], Computation],
+        plain: Callable[[], object],
+        parts: Split | None = None,
     ) -> None:
+        """`make` has the backend compile a graph, or knows better (runtime/computations.py)."""
         self._backend = backend
         self._graph = graph
         self._plain = plain
@@ -43,15 +49,15 @@ class CompiledProgram:
         self._whole: Computation | None = None
         self._parts: list[tuple[Part, Computation | None]] = []
         if not self._unknown:
-            self._whole = _compile(backend, graph) if parts is None else _compile_split(backend, graph, parts)
+            self._whole = make(graph) if parts is None else _compile_split(make, graph, parts)
         else:
             for part in partition(graph, backend.supports):
-                self._parts.append((part, None if part.graph is None else _compile(backend, part.graph)))
+                self._parts.append((part, None if part.graph is None else make(part.graph)))
         # Outputs that are written into the buffer of the input that they replace.
         self._in_place: dict[int, int] = {}
         for k in sorted(self._whole.in_place) if self._whole else ():
             replaced = graph.replaces[k]
-            assert replaced is not None  # see _compile
+            assert replaced is not None  # see computations.checked
             self._in_place[k] = replaced
         self._update = list(self._in_place.values())  # positions of inputs
         self._native = None if self._whole is None or self._converts else self._whole.native
@@ -76,7 +82,10 @@ class CompiledProgram:
             raise _fallback_error(self._backend, self._unknown[0])
         if self._native is not None:
             self.run_native(batch)
-            return
+        else:
+            self._run_in_python(batch, numbers)
+
+    def _run_in_python(self, batch: Batch, numbers: list[PythonNumber]) -> None:
         with uninterrupted() if self._in_place else _UNGUARDED:
             try:
                 with PlainDispatch(self._plain):
@@ -93,9 +102,12 @@ class CompiledProgram:
     def run_native(self, batch: Batch) -> None:
         """As `run`, for a native program."""
         try:
-            batch.run(self._native, self._update)  # no signal handler of Python's runs in there
+            accepted = batch.run(self._native, self._update)  # no signal handler of Python's runs in there
         except Exception as error:
             self._diagnose(batch, error)
+        else:
+            if not accepted:
+                self._run_in_python(batch, batch.numbers())
 
     def _run(self, batch: Batch, numbers: list[PythonNumber]) -> list[Any]:
         """The results as tensors. The native part checks them where they are committed: nothing here looks at each."""
@@ -224,24 +236,9 @@ def _check_count(results: Any, expected: int) -> None:
         raise BackendError(f"it gave {len(results)} results for {expected} outputs")
 
 
-def _compile(backend: Backend, graph: Graph) -> Computation:
-    made = backend.compile(graph)
-    if not isinstance(made, Computation):
-        if not callable(made):
-            raise BackendError(f"backend {backend.name!r}: compile(graph) gave {made!r}, which cannot be called")
-        return Computation(made, graph)
-    # The runtime may have taken an entry out of `replaces`: an update there would not be safe.
-    for k in made.in_place:
-        if not 0 <= k < len(graph.replaces) or graph.replaces[k] is None:
-            raise BackendError(
-                f"backend {backend.name!r}: output {k} is among its in_place, but graph.replaces has no input for it"
-            )
-    return made
-
-
-def _compile_split(backend: Backend, graph: Graph, parts: Split) -> Computation:
+def _compile_split(make: Callable[[Graph], Computation], graph: Graph, parts: Split) -> Computation:
     """A program in two parts, of which the first can run ahead."""
-    early, late = _compile(backend, parts.early), _compile(backend, parts.late)
+    early, late = make(parts.early), make(parts.late)
 
     def run(inputs: list[Any], numbers: list[PythonNumber]) -> list[Any]:
         first = early.run([inputs[k] for k in parts.early_takes], numbers)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import itemgetter
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
+
+import torch
 
 from tarry import events
-from tarry.backends.base import Backend, Batch, Program, PythonNumber
+from tarry.backends.base import Backend, Batch, Computation, PythonNumber
 from tarry.config import config
 from tarry.errors import FallbackError, Unsupported
+from tarry.ir.build import from_raw
 from tarry.ir.graph import Graph, Node, Number, leaves, typed
 from tarry.passes.decompose import decompose, is_decomposed, named
 from tarry.passes.donation import safe_updates
 from tarry.passes.lowerings import lowerings_for
+from tarry.passes.pipeline import run
 from tarry.passes.specialize import specialize
 from tarry.passes.split import split
 from tarry.runtime.program import CompiledProgram
@@ -32,24 +37,54 @@ class Runnable(Protocol):
 
 
 Variant: TypeAlias = "tuple[_NumberGuard, Runnable]"
-Recompile: TypeAlias = Callable[[Batch, str, Callable[[], Variant]], Variant]
-"""Has another program compiled for a batch, and tells why."""
+Make: TypeAlias = Callable[[Graph], Computation]
+
+
+class Recording:
+    """What compiling needs of a batch, taken while the batch is there: its nodes are used again by the next step."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.key = batch.key
+        self.num_operations = batch.num_operations
+        self.numbers = batch.numbers()
+        self.positions = batch.positions()
+        self._raw = batch.raw()
+
+    @cached_property
+    def recorded(self) -> Graph:
+        """The graph as it was recorded."""
+        return from_raw(self._raw)
+
+    def describe(self) -> str:
+        """A step, by its size and the lines of the program that it spans."""
+        lines = [f"{node['file']}:{node['line']}" for node in self._raw["nodes"] if node["file"]]
+        where = f", recorded from {lines[0]} to {lines[-1]}" if lines else ""
+        return f"a step of {self.num_operations} operators{where}"
 
 
 class CompiledStep:
     """The programs of one structure of graph. They differ in the numbers that are constants to them."""
 
-    def __init__(self, backend: Backend, batch: Batch, recompile: Recompile, guard: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        recording: Recording,
+        make: Make,
+        guard: Callable[[], object],
+        another: Callable[[CompiledStep, Batch, list[PythonNumber]], Runnable],
+    ) -> None:
+        """`another` is asked what to run for a batch with numbers that no program was compiled for."""
         self._backend = backend
-        self._graph = Program(batch).graph(backend.stage)
+        self._graph = run(recording.recorded, backend.stage)
         self._decompositions = named(backend.decompositions())
         self._lowerings = lowerings_for(backend.name)
         self._variants: list[Variant] = []
-        self._varied: set[int] = set()
-        self._recompile = recompile
+        self._varied: frozenset[int] = frozenset()
+        self._refused: tuple[frozenset[int], dict[int, Node]] | None = None
         self._guard = guard
-        self._positions = batch.positions()
-        self._compile(batch.numbers())
+        self._positions = recording.positions
+        self._ask_for_another = another
+        self.add(self.compile(recording.numbers, make))
 
     def text(self) -> str:
         """What the backend has made of the graph."""
@@ -61,22 +96,43 @@ class CompiledStep:
             program.run_native(batch)  # it reads the numbers itself
             return
         numbers = batch.numbers()
-        found = next((program for guard, program in self._variants if guard.accepts(numbers)), None)
-        program = self._another(batch, numbers) if found is None else found
+        found = self.find(numbers)
+        program = self._ask_for_another(self, batch, numbers) if found is None else found
         program.run(batch, numbers)
 
-    def _another(self, batch: Batch, numbers: list[PythonNumber]) -> Runnable:
-        """A constant has changed: a program for the new value."""
-        last, _ = self._variants[-1]
-        reason = last.explain(numbers)
-        if len(self._variants) >= MAX_VARIANTS:
-            return InterpretedStep(f"{reason}, and {MAX_VARIANTS} programs were compiled for other values already")
-        self._varied.update(last.changed(numbers))
-        _, program = self._recompile(batch, reason, lambda: self._compile(numbers))
-        return program
+    def find(self, numbers: Sequence[PythonNumber]) -> Runnable | None:
+        """The program that was compiled for these numbers."""
+        return next((program for guard, program in self._variants if guard.accepts(numbers)), None)
 
-    def _compile(self, numbers: Sequence[PythonNumber]) -> Variant:
-        """Compile a program for these numbers; those that cannot be inputs are constants of it."""
+    # ---- another program, since a constant has changed
+
+    def why(self, numbers: Sequence[PythonNumber]) -> str:
+        """Why no program takes these numbers."""
+        return self._variants[-1][0].explain(numbers)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are so many programs that another is not worth it."""
+        return len(self._variants) >= MAX_VARIANTS
+
+    def vary(self, numbers: Sequence[PythonNumber]) -> bool:
+        """Take note of what has changed. Whether a program that takes it as an input would take these numbers: then it
+        is sure to be of use."""
+        last, _ = self._variants[-1]
+        self._varied |= frozenset(last.changed(numbers))
+        return last.agrees(numbers, self._refusals())
+
+    def constants(self, numbers: Sequence[PythonNumber]) -> tuple[Any, ...]:
+        """What would be constant in a program for these numbers."""
+        return tuple((index, typed(numbers[index])) for index in self._refusals())
+
+    def add(self, variant: Variant) -> Runnable:
+        """Have another program."""
+        self._variants.append(variant)
+        return variant[1]
+
+    def compile(self, numbers: Sequence[PythonNumber], make: Make) -> Variant:
+        """A program for these numbers; those that cannot be inputs are constants of it. Changes nothing here."""
         backend = self._backend
         refusals = self._refusals()
         constants = {index: numbers[index] for index in refusals}
@@ -84,21 +140,23 @@ class CompiledStep:
         if self._lowerings:
             graph = decompose(graph, self._lowerings, lambda node: node.op not in self._lowerings)
         graph = decompose(graph, self._decompositions, backend.supports)
-        graph = safe_updates(graph) if backend.capabilities.updates_in_place else _without_updates(graph)
+        in_place = backend.capabilities.updates_in_place
+        graph = safe_updates(graph, torch.device(backend.device).type) if in_place else _without_updates(graph)
         program: Runnable
         try:
             parts = split(graph, *self._positions) if config.run_ahead and backend.runs_ahead(graph) else None
-            program = CompiledProgram(backend, graph, self._guard, parts)
+            program = CompiledProgram(backend, graph, make, self._guard, parts)
         except Unsupported as error:
             if not self._variants:
                 raise
             program = InterpretedStep(unsupported_message(backend, error))
-        self._variants.append((_NumberGuard(constants, refusals), program))
-        return self._variants[-1]
+        return _NumberGuard(constants, refusals), program
 
     def _refusals(self) -> dict[int, Node]:
         """The numbers that cannot be inputs, each with a node that needs its value."""
-        backend = self._backend
+        if self._refused is not None and self._refused[0] == self._varied:
+            return self._refused[1]
+        backend, varied = self._backend, self._varied
         found: dict[int, Node] = {}
         for node in self._graph.nodes:
             numbers = [leaf for leaf in leaves(node.args) if isinstance(leaf, Number) and leaf.kind != "seed"]
@@ -107,13 +165,14 @@ class CompiledStep:
             if node.op in self._lowerings:
                 refused = numbers  # as for a decomposition
             elif backend.supports(node):
-                refused = [n for n in numbers if not backend.takes_number(node, n, n.index in self._varied)]
+                refused = [n for n in numbers if not backend.takes_number(node, n, n.index in varied)]
             elif is_decomposed(node, self._decompositions):
                 refused = numbers  # a decomposition is made for their values
             else:
                 continue  # on the real device, a number is taken as it comes
             for number in refused:
                 found.setdefault(number.index, node)
+        self._refused = (varied, found)
         return found
 
 
@@ -137,6 +196,12 @@ class _NumberGuard:
 
     def changed(self, numbers: Sequence[PythonNumber]) -> list[int]:
         return [index for index, value in self._constants.items() if typed(numbers[index]) != typed(value)]
+
+    def agrees(self, numbers: Sequence[PythonNumber], indices: Iterable[int]) -> bool:
+        """Whether these of the numbers are what they were."""
+        return all(
+            index in self._constants and typed(numbers[index]) == typed(self._constants[index]) for index in indices
+        )
 
     def explain(self, numbers: Sequence[PythonNumber]) -> str:
         index = self.changed(numbers)[0]
@@ -168,6 +233,23 @@ class InterpretedStep:
 
     def run(self, batch: Batch, numbers: list[PythonNumber]) -> None:
         _interpret(batch, self.reason)
+
+    def text(self) -> str:
+        return self.reason
+
+
+@dataclass(frozen=True)
+class ReferenceStep:
+    """A step that has no program, or none yet, and does not have to have one: the reference path takes it."""
+
+    reason: str
+
+    def __call__(self, batch: Batch) -> None:
+        events.emit("reference", key=batch.key, reason=self.reason)
+        batch.interpret(interruptible=False)
+
+    def run(self, batch: Batch, numbers: list[PythonNumber]) -> None:
+        self(batch)
 
     def text(self) -> str:
         return self.reason

@@ -11,28 +11,24 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from torch.profiler import record_function
 
 from tarry import events
 from tarry.backends import registry
-from tarry.backends.base import Backend, Program, Step
-from tarry.config import config
-from tarry.errors import BackendError, FallbackError, TarryError, Unsupported
+from tarry.backends.base import Backend, Policy, Program, Step
+from tarry.config import COMPILE_POLICIES, config
+from tarry.errors import BackendError, FallbackError, TarryError
 from tarry.runtime.cache import ProgramCache
 from tarry.runtime.closures import StepClosures
+from tarry.runtime.compiles import Compiles
 from tarry.runtime.data import evacuate, ordinal_of, read_stand_in
-from tarry.runtime.dispatch import PlainDispatch, apart, refuse_apart
-from tarry.runtime.patience import PatientStep
-from tarry.runtime.steps import CompiledStep, InterpretedStep, unsupported_message
-
-T = TypeVar("T")
-PATIENCE = 1
-"""How often a graph runs on the reference path before it is compiled, where nobody chose the backend."""
+from tarry.runtime.dispatch import PlainDispatch, profiled, refuse_apart
+from tarry.runtime.policy import GraphStep
+from tarry.runtime.steps import CompiledStep
 
 
 class Runtime:
@@ -45,7 +41,11 @@ class Runtime:
         self._closures = StepClosures()
         self._backend: Backend | None = None
         self._in_flight = False
-        self._patience = 0
+        self._compiles = Compiles(native.PlainDispatch)
+        self.generation = 0
+        """Grows when all programs are forgotten: what was prepared for the old backend is void then."""
+        self.observer: Callable[[Any], None] | None = None
+        """Is shown each batch before it runs."""
 
     # ---- the backend
 
@@ -63,18 +63,26 @@ class Runtime:
         name, device = os.environ.get("TARRY_BACKEND"), os.environ.get("TARRY_DEVICE")
         self.set_backend(name or None, device)
 
-    def _set_default(self, device: str | None) -> None:
+    def _set_default(self, device: str | None, compile_: Policy | None) -> None:
         name, why_not = registry.default(device or "cpu")
         if why_not:
             warnings.warn(f"tarry: {why_not}; using backend {name!r}.", stacklevel=2)
-        self.set_backend(name, device)
-        self._patience = PATIENCE
+        self.set_backend(name, device, compile_)
 
-    def set_backend(self, backend: str | Backend | Callable[..., Any] | None, device: str | None = None) -> None:
+    def set_backend(
+        self,
+        backend: str | Backend | Callable[..., Any] | None,
+        device: str | None = None,
+        compile_: Policy | None = None,
+    ) -> None:
         """Change the backend. What is pending is computed by the old one first; live tensors move to the new device."""
         refuse_apart()
+        if compile_ is not None and compile_ not in COMPILE_POLICIES:
+            raise ValueError(
+                f'tarry.set_backend: compile is None, "wait", "background" or "never", not {compile_!r}'
+            )
         if backend is None:
-            self._set_default(device)
+            self._set_default(device, compile_)
             return
         chosen = _instance(backend, device)
         with self._alone():
@@ -84,8 +92,10 @@ class Runtime:
                     self.sync_all("set_backend")
                 except Exception as error:  # the new backend computes what the old one could not
                     events.emit("error", stage="set_backend", backend=old.name, error=repr(error))
+                self._compiles.forget()
                 self._retire(old)
             self._cache.clear()
+            self.generation += 1
             self._native.forget_expectations()
             try:
                 self._start(chosen, device if chosen is backend else None, old)
@@ -94,7 +104,7 @@ class Runtime:
                 if old is not None and old is not chosen:
                     self._start(old, None, None)  # its data were moved out: it begins anew
                 raise
-            self._patience = 0
+            self._compiles.chosen = compile_
 
     def _start(self, backend: Backend, device: str | None, before: Backend | None) -> None:
         was_on = backend.device
@@ -154,8 +164,9 @@ class Runtime:
         return info.free, info.total
 
     def close(self) -> None:
-        """The process ends: closures finish, what is pending is dropped, the backend torn down."""
+        """The process ends: closures finish, what is pending or being compiled is dropped, the backend torn down."""
         self._closures.finish()
+        self._compiles.close()
         self._native.wait_for_flights()
         if self._backend is not None:
             self._backend.teardown()
@@ -176,20 +187,41 @@ class Runtime:
             backend = self.backend
             batch = self._native.collect(device)
             if batch is not None:
-                start = perf_counter()
-                self._in_flight = True
-                try:
-                    with _profiled("tarry::step"):
-                        step = self._cache.find(batch)
-                        if step is None:
-                            step = self._compile(backend, batch)
-                        else:
-                            events.emit("cache_hit")
-                        self._execute(step, batch)
-                finally:
-                    self._in_flight = False
-                events.emit("sync", reason=reason, operations=batch.num_operations, seconds=perf_counter() - start)
+                if self.observer is not None:
+                    self.observer(batch)
+                self._serve(backend, batch, reason)
         self._closures.run()
+
+    def replay(self, replay: Any, arguments: list[Any]) -> list[torch.Tensor] | str:
+        """Run a step that was recorded before (`C.Replay`) again. Gives its results, or why it cannot be run now."""
+        refuse_apart()
+        with self._lock:
+            if self._in_flight:
+                raise _in_mid_step()
+            if self._native.pending(replay.batch.device):
+                self.sync("before a replay", replay.batch.device)
+            results: list[torch.Tensor] | str = replay.arm(arguments)
+            if isinstance(results, str):
+                return results
+            self._serve(self.backend, replay.batch, "replay")
+        self._closures.run()
+        return results
+
+    def _serve(self, backend: Backend, batch: Any, reason: str) -> None:
+        """Have a batch computed, by the program that was compiled for its like. The lock is held."""
+        start = perf_counter()
+        self._in_flight = True
+        try:
+            with profiled("tarry::step"):
+                step = self._cache.find(batch)
+                if step is None:
+                    step = self._new_step(backend, batch)
+                elif type(step) is not GraphStep or step.ready:
+                    events.emit("cache_hit")
+                self._execute(step, batch)
+        finally:
+            self._in_flight = False
+        events.emit("sync", reason=reason, operations=batch.num_operations, seconds=perf_counter() - start)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -206,67 +238,41 @@ class Runtime:
             raw: dict[str, Any] = self._native.peek(tensors).raw()
             return raw
 
-    def _compile(self, backend: Backend, batch: Any) -> Step:
+    def _new_step(self, backend: Backend, batch: Any) -> Step:
+        """A step for a structure that is met for the first time."""
+        policy = self._compiles.policy(backend)
+        if policy != "never":
+            self._compiles.refuse_new(batch)
         start = perf_counter()
         step = backend.prepare(Program(batch))
         if step is not None:
-            self._compiled(batch, perf_counter() - start)
-        elif self._patience:
-            step = PatientStep(lambda later: self._compile_now(backend, later), self._patience)
+            events.emit(
+                "compile",
+                backend=backend.name,
+                key=batch.key,
+                operations=batch.num_operations,
+                seconds=perf_counter() - start,
+                reason="",
+            )
         else:
-            step = self._compile_now(backend, batch)
+            step = GraphStep(self._compiles, backend)
+            if policy == "wait":
+                step.compile_now(batch)
         self._cache.keep(batch, step, config.max_cached_programs)
         return step
-
-    def _compile_now(self, backend: Backend, batch: Any) -> Step:
-        return self._timed_compile(batch, "", lambda: self._make_step(backend, batch))
-
-    def _make_step(self, backend: Backend, batch: Any) -> Step:
-        try:
-            return CompiledStep(backend, batch, self._timed_compile, self._native.PlainDispatch)
-        except Unsupported as error:
-            return InterpretedStep(_warn(unsupported_message(backend, error)))
-
-    def _timed_compile(self, batch: Any, reason: str, make: Callable[[], T]) -> T:
-        backend = self.backend
-        start = perf_counter()
-        with _profiled("tarry::compile"):
-            try:
-                made = apart(make)
-            except Exception as error:
-                events.emit("error", stage="compile", backend=backend.name, error=repr(error))
-                if isinstance(error, BackendError | NotImplementedError):
-                    error.add_note(f"while backend {backend.name!r} compiled {_describe(batch)}; all is still pending")
-                    raise
-                raise BackendError(
-                    f"backend {backend.name!r} failed to compile {_describe(batch)}: {type(error).__name__}: {error}\n"
-                    f"All is still pending: tarry.set_backend('eager') computes it without this backend."
-                ) from error
-        self._compiled(batch, perf_counter() - start, reason)
-        return made
-
-    def _compiled(self, batch: Any, seconds: float, reason: str = "") -> None:
-        events.emit(
-            "compile",
-            backend=self.backend.name,
-            key=batch.key,
-            operations=batch.num_operations,
-            seconds=seconds,
-            reason=reason,
-        )
 
     def compiled_text(self, tensors: list[torch.Tensor]) -> str:
         """What the backend makes of the graph behind some tensors, as text. Compiles it, runs nothing."""
         with self._alone():
             backend, batch = self.backend, self._native.peek(tensors)
-            step = backend.prepare(Program(batch)) or apart(lambda: self._make_step(backend, batch))
+            step = backend.prepare(Program(batch)) or GraphStep(self._compiles, backend).compile_now(batch)
         if not isinstance(step, CompiledStep):
             return f"backend {backend.name!r} runs this graph as it was recorded:\n{Program(batch).graph('recorded')}"
         return step.text()
 
     def _execute(self, step: Step, batch: Any) -> None:
         start = perf_counter()
-        with _profiled("tarry::execute"):
+        with profiled("tarry::execute"):
             try:
                 step(batch)
             except BaseException as error:
@@ -290,6 +296,14 @@ class Runtime:
         """Wait for what is in flight, step closures among it."""
         self.backend.synchronize()
         self._closures.wait()
+
+    def wait_for_compiles(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is being compiled in the background; False if that took longer."""
+        return self._compiles.wait(timeout)
+
+    def no_recompile(self) -> AbstractContextManager[None]:
+        """Within the block, a step that has no program raises."""
+        return self._compiles.forbid.block()
 
     # ---- step closures
 
@@ -326,29 +340,9 @@ def _in_mid_step() -> TarryError:
     )
 
 
-_UNPROFILED: AbstractContextManager[Any] = nullcontext()
-
-
-def _profiled(name: str) -> AbstractContextManager[Any]:
-    """A range that torch.profiler shows. Entering one costs microseconds, so only while a profiler looks."""
-    return record_function(name) if torch._C._autograd._profiler_enabled() else _UNPROFILED
-
-
 def _malloc_is_set() -> bool:
     """Whether the user has chosen settings of the C library's allocator."""
     return any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
-
-
-def _warn(message: str) -> str:
-    warnings.warn(f"tarry: {message}. It runs on the reference path.", stacklevel=2)
-    return message
-
-
-def _describe(batch: Any) -> str:
-    """A step, by its size and the lines of the program that it spans."""
-    lines = [f"{node['file']}:{node['line']}" for node in batch.raw()["nodes"] if node["file"]]
-    where = f", recorded from {lines[0]} to {lines[-1]}" if lines else ""
-    return f"a step of {batch.num_operations} operators{where}"
 
 
 def _instance(backend: str | Backend | Callable[..., Any], device: str | None) -> Backend:

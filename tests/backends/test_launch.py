@@ -81,7 +81,8 @@ def _launch(source: str, scope: dict[str, Any], inputs: int = 1, outputs: int = 
     program = SimpleNamespace(
         graph=SimpleNamespace(inputs=[None] * inputs, outputs=[None] * outputs), vectors=[], in_place=frozenset()
     )
-    return launch_list(scope["call"], text, program)  # type: ignore[arg-type]
+    made = launch_list(scope["call"], text, program)  # type: ignore[arg-type]
+    return None if made is None else made[0]
 
 
 def test_a_program_of_known_statements_is_taken() -> None:
@@ -118,3 +119,31 @@ def test_constants_travel_with_the_program() -> None:
         "buf0 = torch.ops.aten.add.Tensor(arg0_1, held)\nreturn (buf0, )", {"held": torch.tensor([1.0, 2.0])}
     )
     assert isinstance(made, C.Program)
+
+
+@needs_inductor
+@pytest.mark.slow
+def test_dropout_is_native_and_draws_as_the_reference_path() -> None:
+    def train(backend: str) -> list[Tensor]:
+        tarry.set_backend(backend)
+        torch.manual_seed(0)
+        blocks = [(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Dropout(0.3)) for _ in range(4)]
+        net = torch.nn.Sequential(*(layer for block in blocks for layer in block)).to("tarry")
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        losses = []
+        for _ in range(8):
+            loss = net(torch.ones(4, 16, device="tarry")).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach().cpu())
+        return losses
+
+    try:
+        expected = train("eager")
+        C.reset_counters(0)
+        actual = train("inductor")
+        assert C.counters(0).get("run_ahead", 0) > 0, "it runs without Python, so it can run ahead"
+    finally:
+        tarry.set_backend("eager")
+    torch.testing.assert_close(actual, expected)

@@ -53,6 +53,20 @@ def test_an_output_that_replaces_nothing_stays_so() -> None:
     assert _kept(text) == [None, None]
 
 
+def test_a_cuda_device_checks_an_index_in_the_kernel() -> None:
+    text = """
+        graph(%0: f32[3, 2], %1: i64[2]):
+          %2: f32[2, 2] = aten::embedding(%0, %1, -1, False, False)
+          %3: f32[3, 2] = aten::sin(%0)
+          return %2, %3 -> %0
+    """
+    assert safe_updates(parse(text), "cuda").replaces == (None, 0)
+    inverse = text.replace("aten::embedding(%0, %1, -1, False, False)", "aten::linalg_inv_ex(%2)")
+    inverse = inverse.replace("%2: f32[2, 2] =", "(%2: f32[2, 2], %4: i32[]) =").replace("(%2)", "(%5, False)")
+    inverse = inverse.replace("%1: i64[2]", "%5: f32[2, 2]")
+    assert safe_updates(parse(inverse), "cuda").replaces == (None, None), "a kernel on the host's side raises"
+
+
 MAY_FAIL = {
     "index": "%2: f32[4] = aten::index.Tensor(%0, [%1])",
     "gather": "%2: f32[4] = aten::gather(%0, 0, %1, False)",

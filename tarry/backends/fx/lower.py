@@ -11,7 +11,7 @@ import torch
 
 from tarry.backends.base import PythonNumber
 from tarry.backends.fx.numbers import FORMS, aten, is_custom, with_tensors
-from tarry.backends.fx.opaque import is_opaque, laid_out, opaque, seed_of
+from tarry.backends.fx.opaque import is_masked, is_opaque, keep_mask, laid_out, opaque, seed_of
 from tarry.backends.lowering import LoweringContext
 from tarry.errors import Unsupported
 from tarry.ir.graph import HERE, Graph, Node, Number, Value
@@ -140,7 +140,9 @@ class FxLowering(LoweringContext[torch.fx.Node]):
 
     def emit(self, node: Node, args: tuple[Any, ...]) -> Sequence[torch.fx.Node | None]:
         if self._inductor_random and node.op == "aten::native_dropout" and node.seed is not None:
-            return self._dropout(node, args)
+            return self._dropout(node, args, self._device_mask)
+        if is_masked(node, self.device) and node.op not in self._hidden:
+            return self._dropout(node, args, self._eager_mask)
         if is_opaque(node) or node.op in self._hidden:
             return self._opaque(node, args)
         if node.op in FORMS and any(isinstance(arg, Number) for arg in node.args):
@@ -161,15 +163,23 @@ class FxLowering(LoweringContext[torch.fx.Node]):
             return [made]
         return self._unpack(made, node)
 
-    def _dropout(self, node: Node, args: tuple[Any, ...]) -> Sequence[torch.fx.Node]:
+    def _dropout(
+        self, node: Node, args: tuple[Any, ...], draw: Callable[[Node, float], torch.fx.Node]
+    ) -> Sequence[torch.fx.Node]:
         value, p, _train = args
-        (operand,) = node.operands
-        assert node.seed is not None
-        draw = torch.ops.prims.inductor_random.default
-        uniform = self._call(draw, list(operand.type.sizes), self.number(node.seed), "rand")
-        mask = self._call(aten.gt.Scalar, uniform, p)
+        mask = draw(node, p)
         kept = self._call(aten.mul.Tensor, value, mask)
         return [self._call(aten.mul.Tensor, kept, 0.0 if p == 1 else 1.0 / (1.0 - p)), mask]
+
+    def _device_mask(self, node: Node, p: float) -> torch.fx.Node:
+        assert node.seed is not None
+        sizes = list(node.operands[0].type.sizes)
+        draw = torch.ops.prims.inductor_random.default
+        return self._call(aten.gt.Scalar, self._call(draw, sizes, self.number(node.seed), "rand"), p)
+
+    def _eager_mask(self, node: Node, p: float) -> torch.fx.Node:
+        assert node.seed is not None
+        return self._call(keep_mask(), list(node.operands[0].type.sizes), 1.0 - p, self.number(node.seed))
 
     def _opaque(self, node: Node, args: tuple[Any, ...]) -> Sequence[torch.fx.Node | None]:
         target, taken = opaque(node)

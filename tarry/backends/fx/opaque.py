@@ -55,6 +55,34 @@ def laid_out() -> Any:
     return getattr(torch.ops, NAMESPACE).laid_out.default
 
 
+@functools.cache
+def keep_mask() -> Any:
+    """`keep_mask(sizes, keep, seed)`: on the CPU, a mask that is True with probability `keep`: the very bits that
+    dropout draws in eager PyTorch from a generator with this seed."""
+    library = _library()
+    library.define("keep_mask(int[] sizes, float keep, Tensor seed) -> Tensor")
+
+    def draw(sizes: list[int], keep: float, seed: torch.Tensor) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(int(seed))
+        return torch.empty(sizes, dtype=torch.bool).bernoulli_(keep, generator=generator)
+
+    library.impl("keep_mask", draw, "CompositeExplicitAutograd")
+    torch.library.register_fake(
+        f"{NAMESPACE}::keep_mask", lambda sizes, keep, seed: torch.empty(sizes, dtype=torch.bool), lib=library
+    )
+    return getattr(torch.ops, NAMESPACE).keep_mask.default
+
+
+def is_masked(node: Node, device: torch.device) -> bool:
+    """Whether a node is dropout of which only the mask is opaque: the compiler sees that it multiplies."""
+    return (
+        node.op == "aten::native_dropout"
+        and node.seed is not None
+        and device.type == "cpu"
+        and not draws_nothing(node.op, node.args)
+    )
+
+
 def is_opaque(node: Node) -> bool:
     """Whether a node has to be called through `opaque`."""
     if any(_is_number(arg) for arg in node.args) and is_custom(node.op):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +15,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tarry.backends.base import Backend, Capabilities, Computation, PythonNumber
+from tarry.backends.base import Backend, Capabilities, Computation, PythonNumber, Run
 from tarry.backends.fx import FxProgram, lower, takes_number
-from tarry.backends.fx.opaque import is_opaque
+from tarry.backends.fx.opaque import is_masked, is_opaque
+from tarry.backends.inductor.artifact import Generated
+from tarry.backends.inductor.capture import Capture
 from tarry.backends.inductor.launch import launch_list
+from tarry.backends.inductor.settings import apply_settings, fingerprint, is_json, settings
 from tarry.errors import Unsupported
 from tarry.ir.graph import Graph, Node, Number, Value
 from tarry.ir.layout import VIEW_RULES
@@ -30,42 +36,107 @@ _lock = threading.Lock()  # Inductor's configuration is patched process-wide whi
 class InductorBackend(Backend):
     """Compiles with Inductor. Parameters and other replaced inputs are updated in place.
 
-    `options` are Inductor's (`torch._inductor.config`), as for torch.compile. `cudagraphs=True` captures each compiled
-    step on a CUDA device as one CUDA graph, if nothing in it has to run on the host. Dropout then draws other numbers
-    than the reference path does for the same seed; without it they are the same.
+    `options` are Inductor's (`torch._inductor.config`), as for torch.compile. On a CUDA device, each compiled step
+    becomes one CUDA graph if nothing in it has to run on the host; `cudagraphs=False` turns that off. Dropout has to:
+    it draws the numbers that the reference path draws for the same seed. With `device_random=True` it draws by
+    Inductor's own generator on the device, and does not have to.
     """
 
     name = "inductor"
     capabilities = Capabilities(updates_in_place=True)
+    compile_policy = "background"
 
     def __init__(
-        self, device: str = "cpu", *, cudagraphs: bool = False, options: dict[str, Any] | None = None
+        self,
+        device: str = "cpu",
+        *,
+        cudagraphs: bool = True,
+        device_random: bool = False,
+        options: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(device)
         self.cudagraphs = cudagraphs
+        self.device_random = device_random
         self.options = dict(options or {})
+        self._counts: Counter[str] = Counter()
+
+    def metrics(self) -> Mapping[str, float]:
+        """`cuda_graphs`: captures of a step; `not_captured`: steps that cannot be (the logger "tarry" says why)."""
+        return dict(self._counts)
 
     def takes_number(self, node: Node, number: Number, varied: bool) -> bool:
         return takes_number(node, number, varied)
 
     def runs_ahead(self, graph: Graph) -> bool:
         # Opaque operators are written in Python, and those that are not PyTorch's own may be.
-        return self.device == "cpu" and not any(is_opaque(n) or not n.op.startswith("aten::") for n in graph.nodes)
+        here = torch.device(self.device)
+        if here.type != "cpu" and not self.cudagraphs:
+            return False
+        return not any(
+            (is_opaque(node) and not is_masked(node, here)) or not node.op.startswith("aten::") for node in graph.nodes
+        )
 
     def compile(self, graph: Graph) -> Computation:
         try:
-            program = lower(_without_scattered_updates(graph), self.device, inductor_random=self.cudagraphs)
+            program = self._lower(graph)
             with _lock, self._configured():
-                compiled, source = _compile(program, self.cudagraphs)
+                compiled, source = _compile(program)
         except Unsupported:
             raise
         except Exception as error:
             message = str(error).strip().splitlines() or [""]
             raise Unsupported(None, f"Inductor gave up: {type(error).__name__}: {message[0]}") from error
-        native = None
-        if self.device == "cpu" and callable(function := getattr(compiled, "current_callable", None)):
-            native = launch_list(function, source(), program)
-        return Computation(_runner(program, compiled, self.cudagraphs), graph, program.in_place, source, native)
+        function = getattr(compiled, "current_callable", None) or compiled  # the generated code itself
+        linked = launch_list(function, source(), program) if self.device == "cpu" else None
+        native, listing = linked or (None, None)
+        run, native = self._runnable(program, function, native)
+
+        def artifact() -> bytes:
+            return Generated.of(compiled, program.in_place, listing).to_bytes()
+
+        return Computation(run, graph, program.in_place, source, native, artifact)
+
+    def load(self, graph: Graph, data: bytes) -> Computation:
+        stored = Generated.from_bytes(data)
+
+        def function() -> tuple[FxProgram, Any]:
+            program = self._lower(graph)  # it defines the operators that the source names
+            with _lock, self._configured():
+                return program, stored.function()
+
+        native = stored.link() if stored.listing is not None else None
+        if native is None:
+            run, native = self._runnable(*function(), None)
+        else:
+            run = _on_first_use(lambda: _runner(*function()))
+        return Computation(run, graph, frozenset(stored.in_place), stored.source, native, lambda: data)
+
+    def _runnable(self, program: FxProgram, function: Any, native: Any) -> tuple[Run, Any]:
+        """How a program is run, by Python and natively."""
+        if torch.device(self.device).type == "cuda" and self.cudagraphs:
+            capture = Capture(program, function, self._counts)
+            return capture.run, capture.program
+        return _runner(program, function), native
+
+    def _lower(self, graph: Graph) -> FxProgram:
+        return lower(_without_scattered_updates(graph), self.device, inductor_random=self.device_random)
+
+    def fingerprint(self) -> str:
+        return fingerprint(self.device, self._arguments())
+
+    def recipe(self) -> Any:
+        if type(self) is not InductorBackend:
+            return None
+        made = {"device": self.device, "arguments": self._arguments(), "settings": settings()}
+        return made if is_json(made) else None
+
+    @classmethod
+    def from_recipe(cls, recipe: Any) -> InductorBackend:
+        apply_settings(recipe["settings"])
+        return cls(recipe["device"], **recipe["arguments"])
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"cudagraphs": self.cudagraphs, "device_random": self.device_random, "options": self.options}
 
     @contextlib.contextmanager
     def _configured(self) -> Iterator[None]:
@@ -87,6 +158,8 @@ def why_not(device: str) -> str:
             from torch.utils._triton import has_triton
 
             return "" if has_triton() else "Inductor needs Triton on CUDA devices, which is not installed"
+        if any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++") if name):
+            return ""  # looking closer would import Inductor, which takes a second and may never be needed
         from torch._inductor.cpp_builder import get_cpp_compiler
 
         get_cpp_compiler()
@@ -96,7 +169,7 @@ def why_not(device: str) -> str:
     return ""
 
 
-def _compile(program: FxProgram, cudagraphs: bool) -> tuple[Any, Any]:
+def _compile(program: FxProgram) -> tuple[Any, Any]:
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
@@ -117,7 +190,7 @@ def _compile(program: FxProgram, cudagraphs: bool) -> tuple[Any, Any]:
                 compiled = compile_fx_inner(
                     traced,
                     examples,
-                    cudagraphs=BoxedBool(cudagraphs),
+                    cudagraphs=BoxedBool(False),  # see capture.py
                     static_input_idxs=_updated_inputs(program),
                 )
     return compiled, lambda: getattr(compiled, "source_code", "") or ""
@@ -168,19 +241,25 @@ def _scatters_into_cat(traced: torch.fx.GraphModule) -> bool:
     )
 
 
-def _runner(program: FxProgram, compiled: Any, cudagraphs: bool) -> Any:
+def _on_first_use(make: Callable[[], Run]) -> Run:
+    """A program that is made when it is first run: most never are, since there is a native one."""
+    made: list[Run] = []
+
+    def run(inputs: list[Any], numbers: list[PythonNumber]) -> Sequence[Any]:
+        if not made:
+            made.append(make())
+        return made[0](inputs, numbers)
+
+    return run
+
+
+def _runner(program: FxProgram, function: Any) -> Run:
     in_place = program.in_place
     count = len(program.graph.outputs)
     returned = [k for k in range(count) if k not in in_place]
-    if not cudagraphs:
-        compiled = getattr(compiled, "current_callable", None) or compiled  # the generated code itself
 
     def run(inputs: list[Any], numbers: list[PythonNumber]) -> list[Any]:
-        if cudagraphs:
-            torch.compiler.cudagraph_mark_step_begin()
-        results = compiled([*inputs, *program.number_tensors(numbers)])
-        if cudagraphs:
-            results = [result.clone() for result in results]  # the next replay writes to the same memory
+        results = function([*inputs, *program.number_tensors(numbers)])
         if not in_place:
             return list(results)
         outputs: list[Any] = [None] * count

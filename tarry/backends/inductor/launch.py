@@ -5,6 +5,9 @@ operators. It is straight-line code of a few forms, so it is read as data: each 
 native `LaunchList` (csrc/program.h). That saves the interpreter's time and, what counts more, needs no GIL. A statement
 of any other form means that the program stays Python: nothing is guessed.
 
+A list is data until it is linked: kernels are named by library and symbol, so that it can be stored (artifact.py) and
+linked in another process.
+
 The forms are those of torch 2.11 and 2.13, whose generated code is no public interface.
 """
 
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +23,7 @@ from typing import Any
 import torch
 
 from tarry.backends.fx import FxProgram
+from tarry.backends.fx.opaque import keep_mask
 from tarry.native import C
 
 _IGNORED = frozenset({"assert_size_stride", "assert_alignment"})
@@ -36,15 +41,46 @@ class _Register:
     number: int
 
 
-def launch_list(function: Callable[..., Any], source: str, program: FxProgram) -> Any:
-    """The native program for the function that Inductor has generated, or None if it has statements of other forms."""
+@dataclass(frozen=True)
+class Listing:
+    """A program as instructions, with all that `C.launch_list` takes. In a "kernel" instruction, `library` is an index
+    into `libraries` (paths) until it is linked."""
+
+    registers: int
+    vectors: list[tuple[torch.dtype, list[int]]]
+    instructions: list[dict[str, Any]]
+    constants: list[torch.Tensor]
+    results: list[int]
+    returned: list[int]
+    outputs: int
+    libraries: list[str]
+
+    def link(self) -> Any:
+        """The native program. Raises NotUnderstoodError if an argument is one that only Python would convert."""
+        loaded = [ctypes.CDLL(path) for path in self.libraries]
+        instructions = [
+            {**made, "address": _address(loaded[made["library"]], made["symbol"])} if made["kind"] == "kernel" else made
+            for made in self.instructions
+        ]
+        try:
+            return C.launch_list(
+                self.registers, self.vectors, instructions, self.constants, self.results, self.returned, self.outputs
+            )
+        except RuntimeError as error:
+            raise NotUnderstoodError(str(error)) from None
+
+
+def launch_list(function: Callable[..., Any], source: str, program: FxProgram) -> tuple[Any, Listing] | None:
+    """The native program for the function that Inductor has generated, and the list that it was made from; None if the
+    function has statements of other forms."""
     try:
-        return _translate(function, source, program)
+        listing = _translate(function, source, program)
+        return listing.link(), listing
     except NotUnderstoodError:
         return None
 
 
-def _translate(function: Callable[..., Any], source: str, program: FxProgram) -> Any:
+def _translate(function: Callable[..., Any], source: str, program: FxProgram) -> Listing:
     scope = getattr(function, "__globals__", None)
     body = _body(source)
     if scope is None or body is None:
@@ -59,10 +95,7 @@ def _translate(function: Callable[..., Any], source: str, program: FxProgram) ->
     outputs = len(program.graph.outputs)
     vectors = [(vector.dtype, vector.indices) for vector in program.vectors]
     returned = [k for k in range(outputs) if k not in program.in_place]
-    try:
-        return C.launch_list(count, vectors, instructions, constants, reader.results, returned, outputs)
-    except RuntimeError as error:  # an argument that Python would convert
-        raise NotUnderstoodError(str(error)) from None
+    return Listing(count, vectors, instructions, constants, reader.results, returned, outputs, reader.libraries)
 
 
 def _body(source: str) -> list[ast.stmt] | None:
@@ -85,6 +118,7 @@ class _Reader:
         self._tuples: dict[str, list[int]] = {}
         self._count = parameters
         self._instructions: list[dict[str, Any]] = []
+        self.libraries: list[str] = []
         self.results: list[int] | None = None
 
     def finish(self) -> tuple[list[torch.Tensor], list[dict[str, Any]], int]:
@@ -180,13 +214,17 @@ class _Reader:
 
     def _call(self, call: ast.Call, targets: tuple[str, ...]) -> None:
         function = self._object(call.func)
-        address = _kernel_address(function)
-        if address is not None:
+        library = _kernel_library(function)
+        if library is not None:
             if targets or call.keywords:
                 raise NotUnderstoodError("a kernel with a result")
             if len(call.args) > MAX_POINTERS:
                 raise NotUnderstoodError(f"a kernel of {len(call.args)} pointers")
-            self._emit("kernel", [], [self._register(argument) for argument in call.args], address=address)
+            sources = [self._register(argument) for argument in call.args]
+            self._emit("kernel", [], sources, library=self._library(library), symbol=KERNEL)
+            return
+        if function is keep_mask():
+            self._draw(call, targets)
             return
         overload = self._overload(call, function)
         schema = overload._schema
@@ -212,6 +250,27 @@ class _Reader:
             returns = [self._new() for _ in schema.returns]
             self._tuples[targets[0]] = returns
         self._emit("call", returns, [], op=schema.name, overload=schema.overload_name, arguments=arguments)
+
+    def _draw(self, call: ast.Call, targets: tuple[str, ...]) -> None:
+        """A mask for dropout: a buffer, filled by the operator that fills it in eager PyTorch."""
+        match call.args, targets:
+            case [sizes, keep, seed], (name,):
+                shape = _literal(sizes)
+                strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
+                self._names[name] = self._new()
+                buffer = self._names[name]
+                self._emit("allocate", [buffer], [], sizes=shape, strides=strides, dtype=torch.bool)
+                self._emit(
+                    "call",
+                    [NOWHERE],
+                    [self._register(seed)],
+                    op="aten::bernoulli_",
+                    overload="float",
+                    arguments=[_Register(buffer), _literal(keep), None],
+                    generator=2,
+                )
+            case _:
+                raise NotUnderstoodError("a mask of another form")
 
     def _overload(self, call: ast.Call, function: Any) -> Any:
         """The operator that is called: torch.ops' own, or one that Inductor names by `extern_kernels`."""
@@ -277,6 +336,11 @@ class _Reader:
                 return torch.device(where)
         raise NotUnderstoodError(ast.dump(value)[:200])
 
+    def _library(self, path: str) -> int:
+        if path not in self.libraries:
+            self.libraries.append(path)
+        return self.libraries.index(path)
+
     def _new(self) -> int:
         self._count += 1
         return self._count - 1
@@ -287,6 +351,7 @@ class _Reader:
 
 NOWHERE = 2**32 - 1  # as in csrc/program.h
 MAX_POINTERS = 2048
+KERNEL = "kernel"  # what Inductor calls the function of a library
 
 
 def _placed(argument: Any, place: Callable[[int], int]) -> Any:
@@ -304,9 +369,13 @@ def _literal(value: ast.expr) -> Any:
         raise NotUnderstoodError(str(error)) from None
 
 
-def _kernel_address(function: Any) -> int | None:
-    """Where the compiled kernel behind a Python binding is: a C function `kernel` in the binding's library."""
+def _kernel_library(function: Any) -> str | None:
+    """The library behind a Python binding of a compiled kernel, which has the kernel as a C function."""
     library = getattr(getattr(function, "__self__", None), "__file__", None)
-    if library is None or getattr(function, "__name__", "") != "kernel":
-        return None
-    return ctypes.cast(ctypes.CDLL(library).kernel, ctypes.c_void_p).value
+    return library if library is not None and getattr(function, "__name__", "") == KERNEL else None
+
+
+def _address(library: ctypes.CDLL, symbol: str) -> int:
+    address = ctypes.cast(library[symbol], ctypes.c_void_p).value
+    assert address is not None
+    return address

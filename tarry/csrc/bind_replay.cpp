@@ -1,0 +1,178 @@
+// Replays and their guards, as Python sees them.
+#include "bind_replay.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "guard.h"
+#include "provenance.h"
+#include "replay.h"
+
+namespace py = pybind11;
+
+namespace tarry {
+namespace {
+
+using Sites = std::vector<std::pair<std::string, int>>;
+
+Sites locations(const std::vector<uint32_t>& sites) {
+  Sites found;
+  for (const uint32_t site : sites) {
+    found.push_back(site_location(site));
+  }
+  return found;
+}
+
+// A place is written as (kind, index).
+using PlaceTuple = std::pair<std::string, uint32_t>;
+
+Replay::Place to_place(const PlaceTuple& place) {
+  static const std::pair<const char*, Replay::From> kinds[] = {
+      {"argument", Replay::From::Argument},  {"gradient", Replay::From::Gradient},
+      {"kept", Replay::From::Kept},          {"fresh", Replay::From::Fresh},
+      {"uploaded", Replay::From::Uploaded},  {"host", Replay::From::UploadedHost},
+      {"nobody", Replay::From::Nobody}};
+  for (const auto& [name, from] : kinds) {
+    if (place.first == name) {
+      return {from, place.second};
+    }
+  }
+  TORCH_CHECK(false, "tarry: there is no place '", place.first, "'");
+}
+
+std::vector<Replay::Place> to_places(const std::vector<PlaceTuple>& places) {
+  std::vector<Replay::Place> found;
+  for (const PlaceTuple& place : places) {
+    found.push_back(to_place(place));
+  }
+  return found;
+}
+
+// A tensor to be made is written as its place, dtype, sizes, strides and offset.
+using TensorTuple = std::tuple<PlaceTuple, c10::ScalarType, std::vector<int64_t>, std::vector<int64_t>, int64_t>;
+
+Replay::Tensor to_tensor(const TensorTuple& spec) {
+  const auto& [place, dtype, sizes, strides, offset] = spec;
+  return {to_place(place), intern_layout(dtype, sizes, strides, offset)};
+}
+
+uint64_t serial_of(const at::Tensor& tensor) {
+  const TarryStorage* storage = is_tarry(tensor) ? storage_of(tensor.unsafeGetTensorImpl()) : nullptr;
+  return storage ? storage->serial : 0;
+}
+
+std::unique_ptr<Replay> make_replay(
+    const Snapshot& snapshot, const std::vector<PlaceTuple>& sources, const std::vector<PlaceTuple>& targets,
+    const std::vector<TensorTuple>& results,
+    const std::vector<std::pair<PlaceTuple, std::optional<TensorTuple>>>& gradients,
+    std::vector<at::Tensor> holders, std::vector<at::Tensor> hosts, std::vector<at::Tensor> written,
+    const std::vector<uint64_t>& kept, std::vector<std::pair<uint32_t, uint64_t>> seeds, uint64_t draws) {
+  Replay::Plan plan;
+  plan.sources = to_places(sources);
+  plan.targets = to_places(targets);
+  for (const auto& result : results) {
+    plan.results.push_back(to_tensor(result));
+  }
+  for (const auto& [holder, tensor] : gradients) {
+    plan.gradients.push_back({to_place(holder), tensor ? std::make_optional(to_tensor(*tensor)) : std::nullopt});
+  }
+  plan.holders = std::move(holders);
+  plan.hosts = std::move(hosts);
+  plan.written = std::move(written);
+  plan.seeds = std::move(seeds);
+  plan.draws = draws;
+  for (const uint64_t serial : kept) {
+    const auto leaf = std::find_if(
+        snapshot.leaves.begin(), snapshot.leaves.end(), [serial](const Trace::Leaf& leaf) { return leaf.serial == serial; });
+    const auto root = std::find(snapshot.serials.begin(), snapshot.serials.end(), serial);
+    TORCH_CHECK(
+        leaf != snapshot.leaves.end() || root != snapshot.serials.end(), "tarry: a replay can keep only what its step uses");
+    plan.kept.push_back(
+        leaf != snapshot.leaves.end() ? leaf->storage : snapshot.storages[root - snapshot.serials.begin()]);
+  }
+  return std::make_unique<Replay>(snapshot, std::move(plan));
+}
+
+py::object arm(Replay& replay, const py::list& leaves) {
+  std::vector<at::Tensor> arguments;
+  arguments.reserve(leaves.size());
+  for (const py::handle& leaf : leaves) {
+    arguments.push_back(THPVariable_Check(leaf.ptr()) ? THPVariable_Unpack(leaf.ptr()) : at::Tensor());
+  }
+  auto armed = replay.arm(arguments);
+  if (const auto* reason = std::get_if<std::string>(&armed)) {
+    return py::str(*reason);
+  }
+  py::list results;
+  for (at::Tensor& tensor : std::get<std::vector<at::Tensor>>(armed)) {
+    results.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(tensor))));
+  }
+  return results;
+}
+
+void bind_guards(py::module& m) {
+  py::class_<Guard>(m, "Guard", "Checks of Python objects and tensors. Does not keep them alive: its maker has to.")
+      .def(py::init<>())
+      .def("dict_item", &Guard::dict_item)
+      .def("dict_entries", &Guard::dict_entries)
+      .def("list_item", &Guard::list_item)
+      .def("attribute", &Guard::attribute)
+      .def("cell", &Guard::cell)
+      .def("length", &Guard::length)
+      .def("tensor", &Guard::tensor)
+      .def("failing", &Guard::failing, py::arg("with_gradients") = true)
+      .def("__len__", &Guard::size);
+  py::class_<ArgumentGuard>(m, "ArgumentGuard", "As Guard, for the leaves of a call's arguments.")
+      .def(py::init<const py::list&>())
+      .def("failing", &ArgumentGuard::failing);
+}
+
+} // namespace
+
+void bind_replay(py::module& m) {
+  m.def("storage_serial", &serial_of, "The number of a tensor's storage; 0 if it is not one of ours.");
+  bind_guards(m);
+  py::class_<Trace>(m, "Trace", "While it lives, what is recorded on a device is watched.")
+      .def(py::init([](int device) { return std::make_unique<Trace>(device_state(static_cast<c10::DeviceIndex>(device))); }))
+      .def_readonly("first_serial", &Trace::first_serial)
+      .def_property_readonly("reads", [](const Trace& trace) { return locations(trace.reads); })
+      .def_property_readonly("overwritten", [](const Trace& trace) { return locations(trace.overwritten); });
+  py::class_<Snapshot>(m, "Snapshot", "The batch of a traced call, copied before it runs.")
+      .def(py::init<const Batch&, const Trace&>())
+      .def_readonly("whole", &Snapshot::whole)
+      .def_property_readonly("batch", [](Snapshot& snapshot) { return snapshot.batch.get(); }, py::return_value_policy::reference_internal)
+      .def("leaves", [](const Snapshot& snapshot) {
+        py::list result;
+        for (const Trace::Leaf& leaf : snapshot.leaves) {
+          const auto [file, line] = site_location(leaf.node->site);
+          result.append(py::make_tuple(
+              leaf.serial, leaf.uploaded.defined() ? py::cast(leaf.uploaded) : py::object(py::none()), file, line));
+        }
+        return result;
+      }, "Per leaf: its storage's number, the host tensor it is a copy of or None, and the line that used it first.")
+      .def("forget_uploads", [](Snapshot& snapshot) {
+        for (Trace::Leaf& leaf : snapshot.leaves) {
+          leaf.uploaded.reset();
+        }
+      })
+      .def_readonly("root_serials", &Snapshot::serials)
+      .def("root_is_alive", [](const Snapshot& snapshot, size_t i) { return !snapshot.storages.at(i).expired(); })
+      .def("root_location", [](const Snapshot& snapshot, size_t i) { return site_location(snapshot.batch->roots.at(i).node->site); })
+      .def("random_nodes", [](const Snapshot& snapshot) {
+        std::vector<std::pair<uint32_t, int64_t>> found;
+        for (uint32_t i = 0; i < snapshot.batch->order.size(); ++i) {
+          const Node& node = *snapshot.batch->order[i];
+          if (!node.is_leaf() && node.op->has(kRandom)) {
+            found.emplace_back(i, node.constants.back().toInt());
+          }
+        }
+        return found;
+      }, "Positions of the random nodes among all, with their seeds.");
+  py::class_<Replay>(m, "Replay", "A step that can be made pending again without being recorded.")
+      .def(py::init(&make_replay), py::kw_only(), py::arg("snapshot"), py::arg("sources"), py::arg("targets"), py::arg("results"),
+          py::arg("gradients"), py::arg("holders"), py::arg("hosts"), py::arg("written"), py::arg("kept"), py::arg("seeds"),
+          py::arg("draws"))
+      .def("arm", &arm, "The results, pending; or a string that says why the step cannot be replayed now.")
+      .def_property_readonly("batch", [](Replay& replay) { return &replay.batch(); }, py::return_value_policy::reference_internal);
+}
+
+} // namespace tarry

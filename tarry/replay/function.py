@@ -1,0 +1,310 @@
+"""What `tarry.compile` makes of a function."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+import types
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import torch
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten  # private; checked on torch 2.11 and 2.13
+
+from tarry import events
+from tarry.native import C
+from tarry.replay.environment import PLAIN, Environment, default_devices
+from tarry.replay.proof import Evidence, Witness
+from tarry.replay.reasons import NotReplayableError
+from tarry.runtime.sync import Runtime
+
+P = ParamSpec("P")
+T = TypeVar("T")
+MAX_REPLAYS = 8
+"""Of one function: for other shapes, training and evaluation, ... The least recently used goes first."""
+PATIENCE = 4
+"""After that many calls in a row that proved nothing, calls are watched more and more rarely: watching costs time."""
+LONGEST_PAUSE = 128
+
+_thread = threading.local()
+_watching = threading.Lock()
+
+
+def is_inside() -> bool:
+    """Whether this thread is in a call of a compiled function: the step ends where the function ends, not before."""
+    return getattr(_thread, "depth", 0) > 0
+
+
+class _Entry:
+    """A call that was watched, and what must be the same for it to be replayed."""
+
+    def __init__(
+        self, tree: TreeSpec | int, leaves: list[Any], environment: Environment, evidence: Evidence, generation: int
+    ) -> None:
+        self._tree = tree
+        self._values = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]  # kept for the guard
+        self._arguments = C.ArgumentGuard(leaves)
+        self.shapes = ", ".join(_describe(leaf) for leaf in leaves)
+        self.environment = environment
+        self.evidence = evidence
+        self.generation = generation
+        self.confirmations = 1
+        self.replay: Any = None
+        self.used = False
+
+    def takes(self, tree: TreeSpec | int, leaves: list[Any]) -> bool:
+        """Whether the arguments are like those of the call."""
+        return bool(tree == self._tree and self._arguments.failing(leaves) == -1)
+
+    def results(self, made: list[torch.Tensor], leaves: list[Any]) -> Any:
+        """What the function would return."""
+        evidence = self.evidence
+        found = []
+        for result in evidence.results:
+            match result.kind:
+                case "made":
+                    found.append(made[result.value])
+                case "argument":
+                    found.append(leaves[result.value])
+                case _:
+                    found.append(result.value)
+        return found[0] if evidence.result_tree.is_leaf() else tree_unflatten(found, evidence.result_tree)
+
+
+def _describe(leaf: Any) -> str:
+    if not isinstance(leaf, torch.Tensor):
+        return repr(leaf) if isinstance(leaf, PLAIN) else type(leaf).__name__
+    host = "" if leaf.device.type == "tarry" else f" on {leaf.device}"
+    return f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}{host}"
+
+
+def _flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[TreeSpec | int, list[Any]]:
+    """The leaves of the arguments and what they are part of; the number of arguments, where each is a leaf itself."""
+    if not kwargs and all(isinstance(arg, torch.Tensor | bool | int | float | str | None) for arg in args):
+        return len(args), list(args)
+    leaves, tree = tree_flatten((args, kwargs))
+    return tree, leaves
+
+
+class StepFunction(Generic[P, T]):
+    """A function whose calls are replayed once they have proved stable. Made by `tarry.compile`."""
+
+    def __init__(self, runtime: Runtime, function: Callable[P, T], warm_up: int) -> None:
+        functools.update_wrapper(self, function, updated=())
+        self._function = function
+        self._runtime = runtime
+        self._warm_up = warm_up
+        self._lock = threading.RLock()
+        self._entries: list[_Entry] = []  # the most recently used first
+        self._attribute = ""  # the name under which a class has it
+        self._fruitless = 0  # calls in a row that were watched and proved nothing
+        self._pause = 0  # calls that are not watched
+        self._reason = "it has not been called"
+        self.recorded = 0
+        """Calls that ran the function's Python."""
+        self.replays = 0
+        """Calls that did not."""
+
+    # ---- as a method, copied, pickled
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._attribute = name
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """A step function of its own for each instance, which has it from the first use on."""
+        if instance is None:
+            return self
+        own = StepFunction[Any, Any](self._runtime, self._function.__get__(instance, owner), self._warm_up)
+        own._attribute = self._attribute
+        if not hasattr(instance, "__dict__"):
+            raise TypeError(
+                f"tarry.compile: {type(instance).__name__} has __slots__ and no __dict__ to keep its replays in. Write "
+                f"self.{self._attribute} = tarry.compile(...) in its __init__, with a slot for it"
+            )
+        return instance.__dict__.setdefault(self._attribute, own)  # found before this descriptor from now on
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StepFunction[P, T]:
+        """A copy of a model has to prove itself."""
+        copied = StepFunction(self._runtime, copy.deepcopy(self._function, memo), self._warm_up)
+        copied._attribute = self._attribute
+        return copied
+
+    def __reduce__(self) -> Any:
+        """A method is found again through its object, a function through its name."""
+        if self._attribute and isinstance(self._function, types.MethodType):
+            return getattr, (self._function.__self__, self._attribute)
+        return self._name
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        if is_inside():
+            return self._function(*args, **kwargs)
+        tree, leaves = _flatten(args, kwargs)
+        with self._lock:
+            entry = self._find(tree, leaves)
+            if entry is not None and entry.replay is not None:
+                made = self._replay(entry, leaves)
+                if made is not None:
+                    result: T = entry.results(made, leaves)
+                    return result
+        return self._record(entry, tree, leaves, lambda: self._function(*args, **kwargs))
+
+    # ---- replaying
+
+    def _find(self, tree: TreeSpec | int, leaves: list[Any]) -> _Entry | None:
+        """The entry whose guards hold. Tells which guard has failed if one with such arguments could have been it."""
+        failed = ""
+        for k, entry in enumerate(self._entries):
+            if not entry.takes(tree, leaves):
+                continue
+            check = entry.environment.failing()
+            if check == -1 and entry.generation == self._runtime.generation:
+                if k:
+                    self._entries.insert(0, self._entries.pop(k))
+                return entry
+            if entry.replay is not None and not failed:
+                failed = "the backend was changed" if check == -1 else entry.environment.explain(check)
+        if not failed and any(entry.replay is not None for entry in self._entries):
+            failed = f"no call with such arguments was replayed before: {', '.join(map(_describe, leaves))}"
+        if failed:
+            self._guard_failed(failed)
+        return None
+
+    def _guard_failed(self, reason: str) -> None:
+        self._reason = reason
+        events.emit("replay_guard_failed", function=self._name, reason=reason)
+
+    def _replay(self, entry: _Entry, leaves: list[Any]) -> list[torch.Tensor] | None:
+        try:
+            made = self._runtime.replay(entry.replay, leaves)
+        except BaseException:
+            self._entries.remove(entry)  # its nodes are part of what has failed
+            raise
+        if isinstance(made, str):
+            self._entries.remove(entry)
+            self._guard_failed(made)
+            return None
+        self.replays += 1
+        self._fruitless = 0
+        entry.used = True
+        events.emit("replay", function=self._name)
+        return made
+
+    # ---- recording
+
+    def _record(self, entry: _Entry | None, tree: TreeSpec | int, leaves: list[Any], call: Callable[[], T]) -> T:
+        self.recorded += 1
+        if self._pause > 0 or default_devices() is None or not _watching.acquire(blocking=False):
+            self._pause = max(self._pause - 1, 0)
+            return self._call_only(call)
+        try:
+            return self._watch(entry, tree, leaves, call)
+        finally:
+            _watching.release()
+
+    def _call_only(self, call: Callable[[], T]) -> T:
+        with _Inside():
+            result = call()
+        self._runtime.sync_all("end of a compiled function")
+        return result
+
+    def _watch(self, entry: _Entry | None, tree: TreeSpec | int, leaves: list[Any], call: Callable[[], T]) -> T:
+        self._runtime.sync_all("before a compiled function")
+        try:
+            environment = Environment(self._function, leaves)
+        except Exception as error:  # objects of the user's may do anything when they are looked at
+            self._nothing_proved(f"its surroundings cannot be looked at: {type(error).__name__}: {error}")
+            return self._call_only(call)
+        generation = self._runtime.generation
+        witness = Witness(self._runtime, environment, leaves)
+        try:
+            with _Inside():
+                result = witness.watch(call)
+        except BaseException:
+            self._forget(entry)
+            raise
+        with self._lock:
+            try:
+                found = _Entry(tree, leaves, environment, witness.judge(result), generation)
+            except NotReplayableError as reason:
+                self._forget(entry)
+                self._nothing_proved(str(reason))
+            else:
+                self._learn(entry, found, tree, leaves)
+        return result
+
+    def _learn(self, before: _Entry | None, found: _Entry, tree: TreeSpec | int, leaves: list[Any]) -> None:
+        """A call could be replayed. It will be, if as many before it did the same."""
+        if before is not None:
+            difference = found.evidence.difference(before.evidence)
+            if difference is None:
+                found.confirmations = before.confirmations + 1
+            else:
+                self._nothing_proved(difference)
+            self._forget(before)
+        elif (like := self._like(found, tree, leaves)) is not None:
+            # The same step with other numbers, and a guard that tells why: a learning rate was changed.
+            found.confirmations = like.confirmations
+            if not like.used:
+                self._nothing_proved(self._reason)
+        if found.confirmations >= self._warm_up:
+            found.replay = found.evidence.replay()
+        self._entries = [found, *filter(self._may_come_back, self._entries)][:MAX_REPLAYS]
+
+    def _like(self, found: _Entry, tree: TreeSpec | int, leaves: list[Any]) -> _Entry | None:
+        for entry in self._entries:
+            proved = entry.replay is not None and entry.takes(tree, leaves)
+            if proved and found.evidence.difference(entry.evidence, numbers=False) is None:
+                return entry
+        return None
+
+    def _may_come_back(self, entry: _Entry) -> bool:
+        """Whether the guards of an entry can hold again: a replaced parameter is not waited for."""
+        check = entry.environment.failing()
+        return entry.generation == self._runtime.generation and (check == -1 or entry.environment.is_value(check))
+
+    def _forget(self, entry: _Entry | None) -> None:
+        if entry is not None and entry in self._entries:
+            self._entries.remove(entry)
+
+    def _nothing_proved(self, reason: str) -> None:
+        self._reason = reason
+        self._fruitless += 1
+        if self._fruitless > PATIENCE:
+            self._pause = min(2 ** (self._fruitless - PATIENCE), LONGEST_PAUSE)
+
+    # ---- telling
+
+    @property
+    def _name(self) -> str:
+        return str(getattr(self._function, "__qualname__", type(self._function).__name__))
+
+    def explain(self) -> str:
+        """Whether calls are replayed, and why not, as text."""
+        with self._lock:
+            ready = [entry for entry in self._entries if entry.replay is not None]
+            lines = [f"{self._name}: {self.recorded} calls recorded, {self.replays} replayed"]
+            for entry in ready:
+                operations = entry.evidence.snapshot.batch.num_operations
+                checks = f"{len(entry.environment)} checks of what the function depends on"
+                lines.append(f"  replayed for ({entry.shapes}): {operations} operators, {checks}")
+            if not ready and self._entries:
+                lines.append("  not replayed yet: calls have to do the same a few times in a row first")
+            if self._reason:
+                lines.append(f"  {'why a call was recorded, lately: ' if ready else ''}{self._reason}")
+            if self._pause:
+                lines.append(f"  the next {self._pause} calls are recorded without looking at whether they repeat")
+            return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<tarry.compile of {self._name}: {self.recorded} calls recorded, {self.replays} replayed>"
+
+
+class _Inside:
+    """Within the block, this thread is in a compiled function."""
+
+    def __enter__(self) -> None:
+        _thread.depth = getattr(_thread, "depth", 0) + 1
+
+    def __exit__(self, *exc_info: object) -> None:
+        _thread.depth -= 1

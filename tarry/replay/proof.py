@@ -1,0 +1,403 @@
+"""Watching a call of a step function, and judging whether it can be replayed.
+
+A call can be replayed if it records one graph, and if all that the graph reads and writes is understood: it comes from
+the arguments or outlives the call, and goes to the results, to gradients, or to tensors that outlive the call.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch.utils._pytree import TreeSpec, tree_flatten  # private; checked on torch 2.11 and 2.13
+
+from tarry.native import C
+from tarry.replay.autograd import graph_is_alive
+from tarry.replay.environment import PLAIN, Environment
+from tarry.replay.host import HostWatch
+from tarry.replay.reasons import NotReplayableError, where
+from tarry.runtime.sync import Runtime
+
+Place: TypeAlias = tuple[str, int]
+"""Where a storage comes from at a replay; see `Replay::From` in csrc/replay.h."""
+Made: TypeAlias = tuple[Place, torch.dtype, tuple[int, ...], tuple[int, ...], int]
+"""A tensor that each replay makes anew: its storage, dtype, sizes, strides and offset."""
+
+
+@dataclass
+class Result:
+    """One leaf of what a call returned: how a replay comes by it."""
+
+    kind: str  # "made", "argument", "object", "value"
+    value: Any  # made: its number among the made; argument: its index; else the object itself
+
+    def same(self, other: Result) -> bool:
+        if self.kind != other.kind:
+            return False
+        if self.kind == "object":
+            return self.value is other.value
+        return type(self.value) is type(other.value) and repr(self.value) == repr(other.value)
+
+
+@dataclass
+class Number:
+    """A number that an operator was given."""
+
+    value: Any
+    op: str
+    where: str
+
+
+@dataclass
+class Evidence:
+    """All that a replay of a call would do; two calls that agree in it do the same."""
+
+    snapshot: Any
+    structure: Any
+    places: dict[str, Any]  # plain data, to be compared
+    numbers: list[Number]
+    results: list[Result]
+    result_tree: TreeSpec
+    holders: list[torch.Tensor]
+    hosts: list[torch.Tensor]
+    written: list[torch.Tensor]
+
+    def difference(self, other: Evidence, numbers: bool = True) -> str | None:
+        """Why the two calls did not do the same; None if they did."""
+        if not self.snapshot.batch.matches(other.structure):
+            return "it recorded another graph than in the call before"
+        if self.places != other.places:
+            return "it read or wrote other tensors than in the call before"
+        if self.result_tree != other.result_tree:
+            return "it returned another structure than in the call before"
+        for mine, theirs in zip(self.results, other.results, strict=True):
+            if not mine.same(theirs):
+                return (
+                    f"it returned {theirs.value!r} and then {mine.value!r}: a replay could only return the same again. "
+                    f"Return tensors, and read them outside"
+                )
+        return self._changed_number(other) if numbers else None
+
+    def _changed_number(self, other: Evidence) -> str | None:
+        for mine, theirs in zip(self.numbers, other.numbers, strict=True):
+            if type(mine.value) is not type(theirs.value) or repr(mine.value) != repr(theirs.value):
+                advice = (
+                    ". If it is an optimizer's step count, give the optimizer capturable=True"
+                    if "optim" in mine.where
+                    else ""
+                )
+                return f"a number of {mine.op} at {mine.where} was {theirs.value!r} and is {mine.value!r} now{advice}"
+        return None
+
+    def replay(self) -> Any:
+        """The native object that replays the call."""
+        places = self.places
+        return C.Replay(
+            snapshot=self.snapshot,
+            sources=places["sources"],
+            targets=places["targets"],
+            results=places["made"],
+            gradients=places["gradients"],
+            holders=self.holders,
+            hosts=self.hosts,
+            written=self.written,
+            kept=places["kept"],
+            seeds=places["seeds"],
+            draws=places["draws"],
+        )
+
+
+def _device_rng(device: int) -> tuple[int, int]:
+    state = bytes(C.default_generator(device).get_state().tolist())
+    return int.from_bytes(state[:8], sys.byteorder), int.from_bytes(state[8:], sys.byteorder)
+
+
+def _host_rng() -> tuple[Any, ...]:
+    numpy = sys.modules.get("numpy")
+    return (
+        bytes(torch.default_generator.get_state().numpy()),
+        random.getstate(),
+        repr(numpy.random.get_state()) if numpy is not None else None,
+    )
+
+
+class Witness:
+    """Watches one call."""
+
+    def __init__(self, runtime: Runtime, environment: Environment, leaves: list[Any]) -> None:
+        self._runtime = runtime
+        self._environment = environment
+        self._leaves = leaves
+        self._device = C.current_device()
+        self._holders = [t for t in environment.tensors if t.requires_grad and t.is_leaf]
+        self._argument_holders = [
+            (k, t) for k, t in enumerate(leaves) if isinstance(t, torch.Tensor) and t.requires_grad and t.is_leaf
+        ]
+        self._snapshots: list[Any] = []
+
+    def watch(self, call: Callable[[], Any]) -> Any:
+        """Call, and note what happens. What the call raises is raised."""
+        runtime = self._runtime
+        runtime.sync_all("before a compiled function")
+        self._gradients = [_gradient_serial(t) for t in self._holders]
+        self._argument_gradients = [_gradient_serial(t) for _, t in self._argument_holders]
+        self._device_rng = _device_rng(self._device)
+        self._host_rng = _host_rng()
+        self._trace = C.Trace(self._device)
+        runtime.observer = lambda batch: self._snapshots.append(C.Snapshot(batch, self._trace))
+        self._host = HostWatch()
+        try:
+            with self._host:
+                result = call()
+            runtime.sync_all("end of a compiled function")
+            self._reads, self._overwritten = self._trace.reads, self._trace.overwritten
+            self._first_serial = self._trace.first_serial
+        finally:
+            runtime.observer = None
+            del self._trace
+        return result
+
+    # ---- the verdict
+
+    def judge(self, result: Any) -> Evidence:
+        """What the call did. Raises NotReplayableError if a replay could not do the same."""
+        self._check_conduct()
+        snapshot = self._snapshots[0]
+        self._kept: list[int] = []
+        self._places_of_arguments()
+        hosts: list[torch.Tensor] = []
+        sources = [self._source(leaf, hosts) for leaf in snapshot.leaves()]
+        snapshot.forget_uploads()
+        self._fresh = {serial: k for k, serial in enumerate(snapshot.root_serials) if serial >= self._first_serial}
+        self._claimed: set[int] = set()
+        results, tree, made = self._results(result)
+        gradients, holders = self._new_gradients()
+        targets = self._targets(snapshot)
+        numbers, draws, seeds = self._numbers(snapshot)
+        written = {serial for serial in snapshot.root_serials if serial and serial < self._first_serial}
+        return Evidence(
+            snapshot,
+            snapshot.batch.structure(),
+            {
+                "sources": sources,
+                "targets": targets,
+                "kept": self._kept,
+                "seeds": seeds,
+                "draws": draws,
+                "made": made,
+                "gradients": gradients,
+                "holders": [id(t) for t in holders],
+                "hosts": [id(t) for t in hosts],
+            },
+            numbers,
+            results,
+            tree,
+            holders,
+            hosts,
+            [t for t in self._environment.tensors if C.storage_serial(t) in written],
+        )
+
+    def _check_conduct(self) -> None:
+        """What the call must not do, whatever its graph is."""
+        name = self._environment.changed_host_tensor()
+        if name is not None:
+            advice = ": give the optimizer capturable=True" if name.endswith("['step']") else ""
+            raise NotReplayableError(f"it changes {name}, a tensor on the host, which a replay would not{advice}")
+        self._host.check()
+        if self._reads:
+            raise NotReplayableError(
+                f"it reads a value at {where(self._reads[0])}, which a replay would not. Return the tensor, and read "
+                f"it outside of the function"
+            )
+        if self._overwritten:
+            raise NotReplayableError(
+                f"it copies a host tensor into an existing one at {where(self._overwritten[0])}. Pass the host tensor "
+                f"as an argument, and move it with .to('tarry')"
+            )
+        changed = self._environment.failing(with_gradients=False)
+        if changed != -1:
+            raise NotReplayableError(f"it changes its surroundings: {self._environment.explain(changed)}")
+        if _host_rng() != self._host_rng:
+            raise NotReplayableError("it draws random numbers on the host. Draw them on device 'tarry'")
+        if not self._snapshots:
+            raise NotReplayableError("it records nothing")
+        if len(self._snapshots) != 1:
+            raise NotReplayableError(
+                f"it is computed in {len(self._snapshots)} parts, because of a mark_step, a sync, or an operator that "
+                f"runs eagerly"
+            )
+        if not self._snapshots[0].whole:
+            raise NotReplayableError("it depends on a step that was interrupted, or failed")
+        if self._snapshots[0].batch.device != self._device:
+            raise NotReplayableError("it computes on another device than the current one")
+
+    def _places_of_arguments(self) -> None:
+        self._arguments: dict[int, int] = {}
+        for k, leaf in enumerate(self._leaves):
+            if isinstance(leaf, torch.Tensor):
+                if leaf.grad_fn is not None:
+                    raise NotReplayableError(f"argument {k} has a grad_fn: a backward pass would leave the function")
+                serial = C.storage_serial(leaf)
+                if serial:
+                    self._arguments.setdefault(serial, k)
+        for tensor in self._environment.tensors:
+            if tensor.grad_fn is not None:
+                raise NotReplayableError(
+                    f"{self._environment.names[id(tensor)]} has a grad_fn: a backward pass would leave the function"
+                )
+        self._old_gradients = {serial: k for k, serial in enumerate(self._gradients) if serial}
+
+    def _place(self, serial: int) -> Place | None:
+        """Where a storage that existed before the call comes from."""
+        if serial and serial in self._argument_gradients:
+            raise NotReplayableError("it uses the .grad that an argument had before the call")
+        if serial in self._arguments:
+            return "argument", self._arguments[serial]
+        if serial in self._old_gradients:
+            return "gradient", self._old_gradients[serial]
+        if not serial or serial >= self._first_serial:
+            return None
+        if serial not in self._kept:
+            self._kept.append(serial)
+        return "kept", self._kept.index(serial)
+
+    def _source(self, described: tuple[int, torch.Tensor | None, str, int], hosts: list[torch.Tensor]) -> Place:
+        serial, uploaded, file, line = described
+        if uploaded is None:
+            place = self._place(serial)
+            if place is None:
+                raise NotReplayableError(f"it uses a tensor at {where((file, line))} that it made without recording it")
+            return place
+        for k, leaf in enumerate(self._leaves):
+            if leaf is uploaded:
+                return "uploaded", k
+        for tensor in self._environment.tensors:
+            if tensor is uploaded:
+                if not any(tensor is host for host in hosts):
+                    hosts.append(tensor)
+                return "host", next(k for k, host in enumerate(hosts) if host is tensor)
+        raise NotReplayableError(
+            f"it uses a host tensor at {where((file, line))} that was made inside the function. Make it outside, or on "
+            f"device 'tarry', or pass it as an argument"
+        )
+
+    def _targets(self, snapshot: Any) -> list[Place]:
+        for attempt in range(2):
+            targets: list[Place] = []
+            unknown = []
+            for k, serial in enumerate(snapshot.root_serials):
+                place = self._place(serial)
+                if place is None:
+                    claimed = serial in self._claimed
+                    if not claimed and serial and snapshot.root_is_alive(k):
+                        unknown.append(k)
+                    place = ("fresh", k) if claimed else ("nobody", 0)
+                targets.append(place)
+            if not unknown:
+                return targets
+            if attempt == 0:
+                gc.collect()  # perhaps a cycle is all that keeps them
+        raise NotReplayableError(
+            f"a tensor made at {where(snapshot.root_location(unknown[0]))} is kept when the call is over, by something "
+            f"other than its result or a .grad"
+        )
+
+    def _new_gradients(self) -> tuple[list[tuple[Place, Made | None]], list[torch.Tensor]]:
+        changes: list[tuple[Place, Made | None]] = []
+        owners: list[tuple[Place, torch.Tensor, int]] = [
+            (("kept", k), t, before) for k, (t, before) in enumerate(zip(self._holders, self._gradients, strict=True))
+        ]
+        for (k, t), before in zip(self._argument_holders, self._argument_gradients, strict=True):
+            owners.append((("argument", k), t, before))
+        for place, tensor, before in owners:
+            gradient = tensor.grad
+            after = 0 if gradient is None else C.storage_serial(gradient)
+            if gradient is None:
+                if before:
+                    changes.append((place, None))
+            elif after != before:
+                if after not in self._fresh or gradient.requires_grad:
+                    raise NotReplayableError("it sets a .grad to a tensor that is not simply computed in the call")
+                self._claimed.add(after)
+                changes.append((place, _made(("fresh", self._fresh[after]), gradient)))
+        return changes, self._holders
+
+    def _results(self, result: Any) -> tuple[list[Result], TreeSpec, list[Made]]:
+        leaves, tree = tree_flatten(result)
+        results: list[Result] = []
+        made: list[Made] = []
+        for leaf in leaves:
+            found = next((k for k, argument in enumerate(self._leaves) if argument is leaf), None)
+            if isinstance(leaf, PLAIN):
+                results.append(Result("value", leaf))
+            elif found is not None:
+                results.append(Result("argument", found))
+            elif not isinstance(leaf, torch.Tensor) or id(leaf) in self._environment.names:
+                results.append(Result("object", leaf))
+            else:
+                results.append(Result("made", len(made)))
+                made.append(_made(self._result_place(leaf), leaf))
+        return results, tree, made
+
+    def _result_place(self, tensor: torch.Tensor) -> Place:
+        if tensor.device.type != "tarry":
+            raise NotReplayableError("it returns a tensor on the host that it has made. Return one on device 'tarry'")
+        if tensor.requires_grad and (tensor.is_leaf or graph_is_alive(tensor)):
+            raise NotReplayableError(
+                "it returns a tensor that backward() can still be called on, and a replay has no graph for that. "
+                "Return it detached: .detach()"
+            )
+        if tensor.is_conj() or tensor.is_neg():
+            raise NotReplayableError("it returns a conjugated or negated view. Call .resolve_conj() on it")
+        serial = C.storage_serial(tensor)
+        if serial in self._fresh:
+            self._claimed.add(serial)
+            return "fresh", self._fresh[serial]
+        place = self._place(serial)
+        if place is None or place[0] == "kept":
+            raise NotReplayableError("it returns a tensor that it has not computed: a copy of a host tensor, or a view")
+        return place
+
+    def _numbers(self, snapshot: Any) -> tuple[list[Number], int, list[tuple[int, int]]]:
+        numbers = [
+            Number(argument[2], node["op"], where((node["file"], node["line"])))
+            for node in snapshot.batch.raw()["nodes"]
+            for argument in _flat(node["args"])
+            if argument[0] in ("number", "wrapped")
+        ]
+        before, after = self._device_rng, _device_rng(self._device)
+        if before[0] != after[0] or after[1] < before[1]:
+            raise NotReplayableError("it seeds the generator of device 'tarry'. Seed outside of the function")
+        draws = after[1] - before[1]
+        drawn = {C.derive_seed(before[0], before[1] + k): k for k in range(draws)}
+        seeds = []
+        for node, seed in snapshot.random_nodes():
+            if seed not in drawn:
+                raise NotReplayableError("it draws random numbers from another generator than the device's own")
+            seeds.append((node, drawn[seed]))
+        return numbers, draws, seeds
+
+
+def _gradient_serial(tensor: torch.Tensor) -> int:
+    gradient = tensor.grad
+    if gradient is None:
+        return 0
+    serial: int = C.storage_serial(gradient)
+    return serial
+
+
+def _made(place: Place, tensor: torch.Tensor) -> Made:
+    return place, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+
+
+def _flat(arguments: list[Any]) -> list[Any]:
+    """The arguments of a raw node, those in lists among them."""
+    found = []
+    for argument in arguments:
+        found += _flat(argument[1]) if argument[0] == "list" else [argument]
+    return found

@@ -1,0 +1,139 @@
+"""A thread on which graphs are compiled, one after the other, while the program goes on."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+from tarry.runtime.dispatch import compiling
+
+T = TypeVar("T")
+MAX_WAITING = 64
+"""Jobs that may wait. A program that makes graphs faster than they can be compiled is not helped by more."""
+
+
+class _Stop(BaseException):
+    """The process ends, or the backend is gone: nobody wants the program that is being made."""
+
+
+class Job(Generic[T]):
+    """Something that is being compiled: `done`, then either `result` or `error`."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work: Callable[[], T] | None = work
+        self._finished = threading.Event()
+        self.result: T | None = None
+        self.error: BaseException | None = None
+
+    @property
+    def done(self) -> bool:
+        return self._finished.is_set()
+
+    def wait(self) -> None:
+        self._finished.wait()
+
+    def run(self) -> None:
+        work, self._work = self._work, None
+        try:
+            if work is not None:
+                self.result = work()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._finished.set()
+
+    def cancel(self) -> None:
+        """It will not be run."""
+        self._work = None
+        self.error = _Stop()
+        self._finished.set()
+
+
+class Background:
+    """Jobs in the order in which they came. The thread is started by the first of them."""
+
+    def __init__(self, interrupt: Callable[[], None]) -> None:
+        """`interrupt` ends what the running job waits for, if it can be ended."""
+        self._interrupt = interrupt
+        self._reset()
+
+    def _reset(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: deque[Job[object]] = deque()
+        self._running: Job[object] | None = None
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+
+    def submit(self, work: Callable[[], T]) -> Job[T] | None:
+        """Have something done; None if too much is waiting already."""
+        job = Job(work)
+        with self._changed:
+            if len(self._waiting) >= MAX_WAITING:
+                return None
+            self._waiting.append(job)  # type: ignore[arg-type]
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="tarry-background", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+        return job
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is left to do; False if that took longer."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting and self._running is None, timeout)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting) or self._running is not None
+
+    def forget(self) -> None:
+        """Drop what is waiting, and wait for what is running: its backend is about to go."""
+        if self._process != os.getpid() or not self._drop():
+            return
+        self._interrupt()
+        self.wait()
+
+    def close(self, timeout: float = 1.0) -> None:
+        """The process ends. A thread that is still compiling then would be stopped anywhere, perhaps in a destructor of
+        C++, which takes the process with it; so it is asked to stop, and given a moment."""
+        if self._process != os.getpid() or not self._drop():
+            return
+        self._interrupt()
+        if not self.wait(0.05) and self._thread is not None and self._thread.ident is not None:
+            raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+            raise_in(ctypes.c_ulong(self._thread.ident), ctypes.py_object(_Stop))
+            self.wait(timeout)
+
+    def after_fork(self) -> None:
+        """In the child: the thread has stayed behind, with whatever it held."""
+        self._reset()
+
+    def _drop(self) -> bool:
+        """Drop what is waiting. Whether something is still running."""
+        with self._changed:
+            while self._waiting:
+                self._waiting.popleft().cancel()
+            self._changed.notify_all()
+            return self._running is not None
+
+    def _serve(self) -> None:
+        with compiling():
+            while True:
+                with suppress(_Stop):  # it may come late
+                    self._serve_one()
+
+    def _serve_one(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._waiting))
+            self._running = self._waiting.popleft()
+        try:
+            self._running.run()
+        finally:
+            with self._changed:
+                self._running = None
+                self._changed.notify_all()

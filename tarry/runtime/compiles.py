@@ -1,0 +1,134 @@
+"""When a graph is compiled, where, and what a step does until then: the policies "wait", "background" and "never"."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from time import perf_counter
+from typing import TypeVar
+
+from tarry import events
+from tarry.backends.base import Backend, Batch, Policy, PythonNumber, Step
+from tarry.config import config
+from tarry.errors import BackendError, Unsupported
+from tarry.runtime.background import Background, Job
+from tarry.runtime.computations import Maker
+from tarry.runtime.dispatch import profiled
+from tarry.runtime.forbid import RecompileGuard
+from tarry.runtime.remote import CompileProcess
+from tarry.runtime.steps import (
+    CompiledStep,
+    InterpretedStep,
+    Make,
+    Recording,
+    Runnable,
+    Variant,
+    unsupported_message,
+)
+from tarry.runtime.why import KnownGraphs, say
+
+T = TypeVar("T")
+Another = Callable[[CompiledStep, Batch, list[PythonNumber]], Runnable]
+
+
+class Compiles:
+    """What all steps share: the policy, the thread and the process that compile, the graphs that are known."""
+
+    def __init__(self, guard: Callable[[], object]) -> None:
+        self._guard = guard
+        self._process = CompileProcess()
+        self._background = Background(self._process.interrupt)
+        self._known = KnownGraphs()
+        self.forbid = RecompileGuard()
+        self.chosen: Policy | None = None
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def policy(self, backend: Backend) -> Policy:
+        """The one that was chosen with the backend, else the configured one, else the backend's own."""
+        return self.chosen or config.compile or backend.compile_policy
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is being compiled in the background."""
+        return self._background.wait(timeout)
+
+    def forget(self) -> None:
+        """The backend goes, and with it all programs."""
+        self._background.forget()
+        self._known.clear()
+
+    def close(self) -> None:
+        """The process ends."""
+        self._background.close()
+        self._process.close()
+
+    def _after_fork(self) -> None:
+        self._background.after_fork()
+        self._process.after_fork()
+
+    def refuse_new(self, batch: Batch) -> None:
+        """Raise if no new program is allowed."""
+
+        def why() -> str:
+            recording = Recording(batch)
+            return self._known.reason(recording.recorded) or f"{recording.describe()} is new"
+
+        self.forbid.check(why)
+
+    # ---- making programs
+
+    def step(self, backend: Backend, recording: Recording, another: Another, *, background: bool) -> Step:
+        """The compiled step of a recording."""
+        reason = self._known.reason(recording.recorded)
+        self._known.remember(recording.recorded)
+
+        def work(make: Make) -> Step:
+            try:
+                return CompiledStep(backend, recording, make, self._guard, another)
+            except Unsupported as error:
+                return InterpretedStep(unsupported_message(backend, error))
+
+        return self._make(backend, recording, reason, work, background)
+
+    def variant(
+        self, backend: Backend, step: CompiledStep, recording: Recording, reason: str, *, background: bool
+    ) -> Variant:
+        """Another program for a step some of whose constants have changed."""
+        return self._make(backend, recording, reason, lambda make: step.compile(recording.numbers, make), background)
+
+    def _make(
+        self, backend: Backend, recording: Recording, reason: str, work: Callable[[Make], T], background: bool
+    ) -> T:
+        make = Maker(backend, self._process if background else None, lambda: say(reason))
+        start = perf_counter()
+        with profiled("tarry::compile"):
+            try:
+                made = work(make)
+            except Exception as error:
+                events.emit("error", stage="compile", backend=backend.name, error=repr(error))
+                if isinstance(error, BackendError | NotImplementedError):
+                    what = recording.describe()
+                    error.add_note(f"while backend {backend.name!r} compiled {what}; all is still pending")
+                    raise
+                raise _failure(backend, recording, error) from error
+        if make.compiled or not make.loaded:
+            events.emit(
+                "compile",
+                backend=backend.name,
+                key=recording.key,
+                operations=recording.num_operations,
+                seconds=perf_counter() - start,
+                reason=reason,
+                background=background,
+            )
+        return made
+
+    def submit(self, work: Callable[[], T]) -> Job[T] | None:
+        """Have something compiled in the background; None if too much is waiting."""
+        return self._background.submit(work)
+
+
+def _failure(backend: Backend, recording: Recording, error: Exception) -> BackendError:
+    return BackendError(
+        f"backend {backend.name!r} failed to compile {recording.describe()}: {type(error).__name__}: {error}\n"
+        f"All is still pending: tarry.set_backend('eager') computes it without this backend."
+    )

@@ -1,0 +1,116 @@
+"""From a graph to a program: out of the store, from the process that compiles for this one, or by the backend here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+from tarry import events
+from tarry.backends.base import Backend, Computation, Run
+from tarry.config import config
+from tarry.errors import BackendError, Unsupported
+from tarry.ir.graph import Graph
+from tarry.runtime.remote import CannotError, CompileProcess
+from tarry.store import Identity, Store, identify
+
+_stores: dict[tuple[str, int], Store] = {}
+
+
+def current_store() -> Store | None:
+    """Where programs are kept, as the configuration says at this moment."""
+    if not config.store:
+        return None
+    place = (str(config.cache_dir), config.max_stored_bytes)
+    if place not in _stores:
+        _stores[place] = Store(config.cache_dir / "programs", config.max_stored_bytes)
+    return _stores[place]
+
+
+class Maker:
+    """Makes the programs of one step, which may be several, and counts how it came by them."""
+
+    def __init__(
+        self, backend: Backend, process: CompileProcess | None = None, on_compile: Callable[[], None] = lambda: None
+    ) -> None:
+        """`process`: where to compile, if not here. `on_compile` is called before the first graph that is compiled."""
+        self._backend = backend
+        self._process = process
+        self._on_compile = on_compile
+        self.compiled = 0
+        self.loaded = 0
+
+    def __call__(self, graph: Graph) -> Computation:
+        store = current_store() if self._portable else None
+        identity = identify(graph, self._backend.name, self._fingerprint) if store is not None else None
+        found = self._stored(store, identity, graph)
+        if found is not None:
+            self.loaded += 1
+            return found
+        if not self.compiled:
+            self._on_compile()
+        self.compiled += 1
+        remote = self._compile_elsewhere(graph)
+        made = self._compile_here(graph) if remote is None else self._loaded(graph, remote)
+        if store is not None and identity is not None:
+            artifact = self._artifact(made) if remote is None else remote
+            if artifact is not None:
+                store.put(identity, artifact)
+        return made
+
+    @cached_property
+    def _portable(self) -> bool:
+        """Whether the backend's programs can leave the process."""
+        return type(self._backend).load is not Backend.load
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return self._backend.fingerprint()
+
+    def _stored(self, store: Store | None, identity: Identity | None, graph: Graph) -> Computation | None:
+        if store is None or identity is None:
+            return None
+        data = store.get(identity)
+        if data is None:
+            return None
+        try:
+            return self._loaded(graph, data)
+        except Exception as error:
+            store.reject(identity, f"{type(error).__name__}: {error}")
+            return None
+
+    def _loaded(self, graph: Graph, data: bytes) -> Computation:
+        return checked(self._backend, graph, self._backend.load(graph, data))
+
+    def _compile_elsewhere(self, graph: Graph) -> bytes | None:
+        if self._process is None or not self._portable:
+            return None
+        try:
+            return self._process.compile(self._backend, graph)
+        except CannotError as error:
+            events.emit("compile_here", backend=self._backend.name, reason=str(error))
+            return None
+
+    def _compile_here(self, graph: Graph) -> Computation:
+        return checked(self._backend, graph, self._backend.compile(graph))
+
+    def _artifact(self, made: Computation) -> bytes | None:
+        try:
+            return None if made.artifact is None else made.artifact()
+        except Unsupported as error:
+            events.emit("store_skip", backend=self._backend.name, reason=error.reason)
+            return None
+
+
+def checked(backend: Backend, graph: Graph, made: Computation | Run) -> Computation:
+    """What a backend has made of a graph, if it can be what it says it is."""
+    if not isinstance(made, Computation):
+        if not callable(made):
+            raise BackendError(f"backend {backend.name!r}: compile(graph) gave {made!r}, which cannot be called")
+        return Computation(made, graph)
+    # The runtime may have taken an entry out of `replaces`: an update there would not be safe.
+    for k in made.in_place:
+        if not 0 <= k < len(graph.replaces) or graph.replaces[k] is None:
+            raise BackendError(
+                f"backend {backend.name!r}: output {k} is among its in_place, but graph.replaces has no input for it"
+            )
+    return made

@@ -1,0 +1,102 @@
+"""The process that compiles for another one, started by runtime/remote.py as `python -m tarry.runtime.worker`.
+
+It is given graphs as text and gives back programs as bytes (`Computation.artifact`), at the lowest priority. It ends
+when it has had nothing to do for a while, and at once when the process is gone that started it.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from importlib import import_module
+from typing import BinaryIO
+
+from tarry.backends.base import Backend, Computation
+from tarry.errors import IRError, Unsupported
+from tarry.ir.graph import Graph
+from tarry.ir.text import parse
+from tarry.runtime.dispatch import compiling
+from tarry.store import pack, unpack
+
+IDLE_SECONDS = 120.0
+
+
+def send(pipe: BinaryIO, message: bytes) -> None:
+    """Write a message with its length."""
+    pipe.write(len(message).to_bytes(8, "little") + message)
+    pipe.flush()
+
+
+def receive(pipe: BinaryIO) -> bytes | None:
+    """Read a message; None at the end."""
+    length = _read(pipe, 8)
+    return None if length is None else _read(pipe, int.from_bytes(length, "little"))
+
+
+def _read(pipe: BinaryIO, count: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < count:
+        piece = pipe.read(count - len(data))
+        if not piece:
+            return None
+        data += piece
+    return bytes(data)
+
+
+def answer(request: bytes) -> bytes:
+    """Compile one graph. What "cannot" be done here has to be done by the process that asks."""
+    header, (text,) = unpack(request)
+    try:
+        module, _, name = header["class"].partition(":")
+        kind = getattr(import_module(module), name)
+        backend: Backend = kind.from_recipe(header["recipe"])
+        graph = parse(bytes(text).decode())
+    except (ImportError, AttributeError, IRError) as error:  # a class of the program itself, a custom operator
+        return pack({"outcome": "cannot", "reason": str(error)})
+    try:
+        with compiling():
+            return _compile(backend, graph)
+    except Unsupported as error:
+        return pack({"outcome": "unsupported", "reason": error.reason})
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        return pack({"outcome": "failed", "reason": reason}, [traceback.format_exc().encode()])
+
+
+def _compile(backend: Backend, graph: Graph) -> bytes:
+    made = backend.compile(graph)
+    if not isinstance(made, Computation) or made.artifact is None:
+        return pack({"outcome": "cannot", "reason": f"backend {backend.name!r} gave no artifact"})
+    try:
+        return pack({"outcome": "done"}, [made.artifact()])
+    except Unsupported as error:
+        return pack({"outcome": "cannot", "reason": error.reason})
+
+
+def main() -> None:
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # a compiler that prints must not print into the replies
+    os.nice(19)
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(requests,), daemon=True).start()
+    send(replies, pack({"outcome": "ready"}))
+    while True:
+        try:
+            request = requests.get(timeout=IDLE_SECONDS)
+        except queue.Empty:
+            return
+        send(replies, answer(request))
+
+
+def _listen(requests: queue.SimpleQueue[bytes]) -> None:
+    while (request := receive(sys.stdin.buffer)) is not None:
+        requests.put(request)
+    os.killpg(0, signal.SIGKILL)  # this process and the compilers that it has started
+
+
+if __name__ == "__main__":
+    main()

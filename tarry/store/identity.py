@@ -1,0 +1,74 @@
+"""What a stored program is a program for: all that decides it, as text, and the hash of that text as its name."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tarry.ir.graph import Graph, Number, map_leaves
+from tarry.ir.text import to_text
+
+_ZEROS: dict[type, int | float | complex] = {bool: False, int: 0, float: 0.0, complex: 0j}
+
+
+@dataclass(frozen=True)
+class Identity:
+    """`text` is compared when a program is loaded: a hash alone never runs one."""
+
+    text: str
+
+    @functools.cached_property
+    def key(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def identify(graph: Graph, backend: str, fingerprint: str) -> Identity:
+    """The identity of the program that a backend makes of a graph here."""
+    return Identity("\n".join((canonical_text(graph), backend, fingerprint, _versions())))
+
+
+def canonical_text(graph: Graph) -> str:
+    """A graph as text without what does not decide its program: lines of the user's code, and the values of numbers
+    that are inputs."""
+
+    def plain(leaf: Any) -> Any:
+        return replace(leaf, value=_ZEROS[type(leaf.value)]) if isinstance(leaf, Number) else leaf
+
+    nodes = tuple(
+        replace(node, args=map_leaves(node.args, plain), seed=plain(node.seed), site=None) for node in graph.nodes
+    )
+    return to_text(replace(graph, nodes=nodes, numbers=tuple(map(plain, graph.numbers))))
+
+
+@functools.cache
+def _versions() -> str:
+    """Of all that has a hand in a program besides the backend's own choices."""
+    import torch
+
+    from tarry.native import C
+
+    return json.dumps(
+        {
+            "torch": [torch.__version__, str(torch.version.git_version)],
+            "python": list(sys.version_info[:3]),
+            "native": Path(C.__file__).name,  # it has the hash of its sources in it
+            "tarry": sources_digest(),
+        }
+    )
+
+
+@functools.cache
+def sources_digest() -> str:
+    """The hash of tarry's own Python files: a developer's edit makes other programs, the version may not."""
+    root = Path(__file__).resolve().parent.parent
+    state = hashlib.sha256()
+    for folder in ("backends", "ir", "passes", "store"):
+        for path in sorted((root / folder).rglob("*.py")):
+            state.update(f"{path.relative_to(root)}\0".encode())
+            state.update(path.read_bytes())
+    return state.hexdigest()

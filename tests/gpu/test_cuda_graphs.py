@@ -1,0 +1,108 @@
+"""Steps as CUDA graphs: what is held from one step to the next keeps its value, and inputs may be anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tarry
+from tarry.backends.inductor import InductorBackend
+
+pytestmark = pytest.mark.gpu
+
+Between = Callable[[int, nn.Module], None]
+
+
+@pytest.fixture(autouse=True)
+def _as_graphs() -> Iterator[None]:
+    tarry.set_backend(InductorBackend("cuda"), "cuda", compile="wait")
+    yield
+    tarry.set_backend("eager", device="cpu")
+
+
+def _graphs() -> float:
+    return tarry.metrics.counters().get("inductor/cuda_graphs", 0)
+
+
+def _train(
+    device: str, steps: int, between: Between = lambda step, net: None, held: list[Tensor] | None = None
+) -> list[float]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 1)).to(device)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    losses = []
+    for step in range(steps):
+        between(step, net)
+        x = torch.randn(4, 8).to(device)
+        loss = (net(x) - x.sum(1, keepdim=True)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        if held is not None:
+            held.extend([loss.detach(), net[0].weight.grad])
+    return losses
+
+
+def _close(actual: list[float], expected: list[float]) -> None:
+    torch.testing.assert_close(torch.tensor(actual), torch.tensor(expected), rtol=1e-3, atol=1e-4)
+
+
+def test_a_training_step_becomes_one_graph() -> None:
+    _close(_train("tarry", 12), _train("cpu", 12))
+    assert _graphs() >= 1
+
+
+def test_what_is_held_keeps_its_value() -> None:
+    ours: list[Tensor] = []
+    theirs: list[Tensor] = []
+    _train("tarry", 8, held=ours)
+    _train("cpu", 8, held=theirs)
+    assert _graphs() >= 1
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a.cpu(), b, rtol=1e-3, atol=1e-4)
+
+
+def test_parameters_may_move() -> None:
+    def move(step: int, net: nn.Module) -> None:
+        if step in (5, 6, 9):
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    parameter.data = parameter.detach().clone()
+
+    _close(_train("tarry", 14, move), _train("cpu", 14, move))
+
+
+def test_a_parameter_that_somebody_sees_is_not_written_under_him() -> None:
+    seen: list[Tensor] = []
+
+    def look(step: int, net: nn.Module) -> None:
+        if step >= 4:
+            seen.append(next(net.parameters()).detach().clone())
+
+    _train("tarry", 8, look)
+    ours, seen = seen, []
+    _train("cpu", 8, look)
+    for a, b in zip(ours, seen, strict=True):
+        torch.testing.assert_close(a.cpu(), b, rtol=1e-3, atol=1e-4)
+
+
+def test_dropout_on_the_device_is_captured() -> None:
+    tarry.set_backend(InductorBackend("cuda", device_random=True), "cuda", compile="wait")
+    torch.manual_seed(1)
+    x = torch.ones(1000, device="tarry")
+    sums = [torch.nn.functional.dropout(x, 0.5).sum().item() for _ in range(8)]
+    assert len(set(sums)) > 4, "each step draws new numbers"
+    assert all(800 < s < 1200 for s in sums)
+    assert _graphs() >= 1
+
+
+def test_other_streams_are_obeyed() -> None:
+    x = torch.ones(64, device="tarry")
+    for _ in range(6):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            y = (x * 2 + 1).sum()
+            assert y.item() == 192

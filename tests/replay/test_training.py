@@ -1,0 +1,230 @@
+"""Training with replays is training: the same losses, parameters, statistics, optimizer state and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import tarry
+from tests.replay.training import Trainer, batches, mlp, sgd, trainer
+from tests.support import tarry_only
+
+USES_DEVICE = True
+pytestmark = tarry_only
+
+STEPS = 12
+FAST = ["eager", "torchscript"]
+
+
+@pytest.fixture(params=[*FAST, pytest.param("inductor", marks=pytest.mark.slow)])
+def backend(request: pytest.FixtureRequest) -> Any:
+    tarry.set_backend(request.param)
+    yield request.param
+    tarry.set_backend("eager")
+
+
+class Tied(nn.Module):
+    """The last layer's weight is the first one's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(3, 6)
+        self.head = nn.Linear(6, 3, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(x @ self.embed.weight.t() @ self.embed.weight))
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    device = next(model.parameters()).device.type
+    return torch.optim.AdamW(model.parameters(), lr=0.01, capturable=device == "tarry")
+
+
+def run(trained: Trainer, device: str, step: Any = None) -> list[float]:
+    step = step or trained.step
+    return [step(x, y).item() for x, y in batches(STEPS, device=device)]
+
+
+def same_training(
+    make_model: Callable[[], nn.Module], make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+) -> None:
+    eager = trainer("cpu", make_model, make_optimizer)
+    expected = run(eager, "cpu")
+    watched = trainer("tarry", make_model, make_optimizer)
+    step = tarry.compile(watched.step)
+    losses = run(watched, "tarry", step)
+    assert step.replays >= STEPS - 4, step.explain()
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(watched.state(), eager.state(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make_model", "make_optimizer"),
+    [(mlp, sgd), (mlp, adamw), (normed, sgd), (Tied, sgd)],
+    ids=["momentum", "adamw", "batchnorm", "tied"],
+)
+def test_same_as_eager(backend: str, make_model: Any, make_optimizer: Any) -> None:
+    same_training(make_model, make_optimizer)
+
+
+def test_dropout_draws_the_seeds_that_recorded_calls_would_draw() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 8), nn.Dropout(0.3), nn.Linear(8, 3))
+
+    def losses(compiled: bool) -> tuple[list[float], Tensor]:
+        trained = trainer("tarry", model)
+        torch.manual_seed(7)
+        step = tarry.compile(trained.step) if compiled else None
+        found = run(trained, "tarry", step)
+        assert step is None or step.replays >= STEPS - 4, step.explain()
+        return found, torch.tarry.get_rng_state()
+
+    recorded, replayed = losses(False), losses(True)
+    assert recorded[0] == replayed[0]
+    assert torch.equal(recorded[1], replayed[1])
+
+
+def test_draws_that_no_graph_needs_count_too() -> None:
+    def step(x: Tensor) -> Tensor:
+        torch.rand(3, device="tarry")
+        kept = torch.rand(3, device="tarry")
+        torch.rand(3, device="tarry")
+        return x + kept
+
+    def values(fn: Any) -> list[Tensor]:
+        torch.manual_seed(3)
+        return [fn(torch.zeros(3, device="tarry")).cpu() for _ in range(8)]
+
+    compiled = tarry.compile(step)
+    torch.testing.assert_close(values(step), values(compiled), rtol=0, atol=0)
+    assert compiled.replays > 3
+
+
+def test_gradient_accumulation_inside() -> None:
+    def make(device: str) -> Trainer:
+        trained = trainer(device)
+        model, optimizer = trained.model, trained.optimizer
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            total = torch.zeros((), device=device)
+            for part, target in zip(x.chunk(2), y.chunk(2), strict=True):
+                loss = F.cross_entropy(model(part), target) / 2
+                loss.backward()
+                total += loss.detach()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            return total
+
+        trained.step = step
+        return trained
+
+    eager, watched = make("cpu"), make("tarry")
+    compiled = tarry.compile(watched.step)
+    expected, losses = run(eager, "cpu"), run(watched, "tarry", compiled)
+    assert compiled.replays >= STEPS - 4, compiled.explain()
+    torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(watched.state(), eager.state(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("place", ["before", "after", "never", "in place"])
+def test_gradients_are_cleared_wherever_the_program_does_it(place: str) -> None:
+    """Outside, at the end of the function, not at all (they add up), or by writing zeros."""
+
+    def run_on(device: str, compiled: bool) -> tuple[list[Tensor], Any]:
+        trained = trainer(device)
+        model, optimizer = trained.model, trained.optimizer
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            if place == "in place":
+                optimizer.zero_grad(set_to_none=False)
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            if place == "after":
+                optimizer.zero_grad()
+            return loss
+
+        fn = tarry.compile(step) if compiled else step
+        for x, y in batches(STEPS, device=device):
+            if place == "before":
+                optimizer.zero_grad()
+            fn(x, y)
+            assert (model[0].weight.grad is None) == (place == "after")
+        return trained.state(), fn
+
+    expected, _ = run_on("cpu", False)
+    state, step = run_on("tarry", True)
+    assert step.replays >= STEPS - 4, step.explain()
+    torch.testing.assert_close(state, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_host_batches_are_moved_inside() -> None:
+    def make(device: str) -> tuple[Trainer, Any]:
+        trained = trainer(device)
+        inner = trained.step
+        return trained, lambda x, y: inner(x.to(device), y.to(device))
+
+    eager, plain = make("cpu")
+    watched, moving = make("tarry")
+    step = tarry.compile(moving)
+    for x, y in batches(STEPS):
+        torch.testing.assert_close(step(x, y).cpu(), plain(x, y), rtol=1e-4, atol=1e-5)
+    assert step.replays >= STEPS - 4, step.explain()
+    torch.testing.assert_close(watched.state(), eager.state(), rtol=1e-4, atol=1e-5)
+
+
+def test_two_optimizers_make_one_step() -> None:
+    def make(device: str) -> tuple[Trainer, Any]:
+        first, second = trainer(device), trainer(device)
+
+        def step(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return first.step(x, y), second.step(x * 2, y)
+
+        return second, step
+
+    eager, plain = make("cpu")
+    watched, both = make("tarry")
+    step = tarry.compile(both)
+    for x, y in batches(STEPS):
+        expected = plain(x, y)
+        for mine, theirs in zip(step(x.to("tarry"), y.to("tarry")), expected, strict=True):
+            torch.testing.assert_close(mine.cpu(), theirs, rtol=1e-4, atol=1e-5)
+    assert step.replays >= STEPS - 4, step.explain()
+    torch.testing.assert_close(watched.state(), eager.state(), rtol=1e-4, atol=1e-5)
+
+
+def test_autocast_and_checkpointing_inside() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def make(device: str) -> Trainer:
+        trained = trainer(device, lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.0), nn.Linear(8, 3)))
+        model, optimizer = trained.model, trained.optimizer
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            with torch.autocast(device, torch.bfloat16):
+                logits = checkpoint(model, x, use_reentrant=False)
+            loss = F.cross_entropy(logits.float(), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        trained.step = step
+        return trained
+
+    eager, watched = make("cpu"), make("tarry")
+    step = tarry.compile(watched.step)
+    expected, losses = run(eager, "cpu"), run(watched, "tarry", step)
+    assert step.replays >= STEPS - 4, step.explain()
+    torch.testing.assert_close(losses, expected, rtol=2e-2, atol=2e-2)
