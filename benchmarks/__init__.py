@@ -1,8 +1,18 @@
-"""Timings, as ratios against a peer in the same run. Not tests: nothing here passes or fails."""
+"""Timings, as ratios against a peer in the same run. Not tests: nothing here passes or fails.
+
+Nothing here imports tarry but the peers that run on it, when they start: eager PyTorch is measured in a process that
+has never heard of it.
+"""
 
 from __future__ import annotations
 
-import tarry_command
-
-# The model of `tarry demo` is borrowed from the package, but eager PyTorch is measured in a process without tarry.
-tarry_command.defer_package()
+MODULES = {
+    "all": "benchmarks.suite",
+    "record": "benchmarks.record_cost",
+    "training": "benchmarks.training_step",
+    "first-step": "benchmarks.first_step",
+    "generation": "benchmarks.generation",
+    "memory": "benchmarks.memory",
+    "custom-ops": "benchmarks.custom_ops",
+}
+"""The benchmarks by their names on the command line; each module has a `main(arguments)`."""

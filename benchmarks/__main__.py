@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from tarry.cli.bench import MODULES
+from benchmarks import MODULES
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["render"]:

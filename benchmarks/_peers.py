@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -103,9 +102,7 @@ class Tarry(Peer):
     def ready(self) -> None:
         import tarry
 
-        wait = getattr(tarry, "wait_for_compiles", None)
-        if wait is not None:
-            wait()
+        tarry.wait_for_compiles()
 
 
 class Replayed(Tarry):
@@ -114,17 +111,10 @@ class Replayed(Tarry):
     def __init__(self, backend: str | None, device: str) -> None:
         super().__init__(backend, device, name="tarry.compile")
 
-    def start(self) -> None:
+    def wrap(self, step: Callable[..., Any]) -> Callable[..., Any]:
         import tarry
 
-        if not hasattr(tarry, "compile"):
-            raise RuntimeError("this tarry has no tarry.compile")
-        super().start()
-
-    def wrap(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        tarry: Any = importlib.import_module("tarry")
-        wrapped: Callable[..., Any] = tarry.compile(step)
-        return wrapped
+        return tarry.compile(step)
 
 
 def named(name: str, device: str) -> Peer:

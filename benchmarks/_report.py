@@ -18,6 +18,12 @@ Samples = Mapping[str, Mapping[str, Sequence[float]]]  # case -> peer -> one tim
 REFERENCES = ("eager", "LTC", "compile", "define+impl", "torch.library")
 
 
+def reason(error: BaseException) -> str:
+    """What failed, on one line: a compiler's errors begin with whose they are, and say what happened in the next."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:3])}"[:300]
+
+
 def medians(samples: Samples) -> dict[str, dict[str, float]]:
     return {
         case: {peer: statistics.median(times) for peer, times in row.items() if times} for case, row in samples.items()

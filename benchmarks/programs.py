@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tarry.examples.train_gpt import GPT, GPTConfig
-
 Optimizer = torch.optim.Optimizer
+
+
+def _script(path: Path) -> Any:
+    """A script as a module, read from its file: importing it by its package would import tarry."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses look for it there
+    spec.loader.exec_module(module)
+    return module
+
+
+if TYPE_CHECKING:
+    from tarry.examples.train_gpt import GPT, GPTConfig
+else:
+    _train_gpt = _script(Path(__file__).parent.parent / "tarry" / "examples" / "train_gpt.py")
+    GPT, GPTConfig = _train_gpt.GPT, _train_gpt.GPTConfig
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from benchmarks._peers import Compiled, Eager, LazyTensorCore, Peer, Replayed, Tarry
-from benchmarks._report import show, write_json
+from benchmarks._report import reason, show, write_json
 from benchmarks.programs import ALL_PROGRAMS, PROGRAMS, Program
 
 TURN = 0.3
@@ -92,8 +92,7 @@ def serve(pipe: Connection, program_name: str, peer: Peer, warm_up: int) -> None
             pipe.send((seconds, loss))
             steps = pipe.recv()
     except Exception as error:  # a peer's failure is a result; the others' times are still wanted
-        lines = str(error).splitlines() or [""]
-        pipe.send(f"{type(error).__name__}: {lines[0]}")
+        pipe.send(reason(error))
 
 
 def _warm_up(trainer: Trainer, steps: int) -> None:

@@ -6,16 +6,6 @@ import importlib
 import sys
 from pathlib import Path
 
-MODULES = {
-    "all": "benchmarks.suite",
-    "record": "benchmarks.record_cost",
-    "training": "benchmarks.training_step",
-    "first-step": "benchmarks.first_step",
-    "generation": "benchmarks.generation",
-    "memory": "benchmarks.memory",
-    "custom-ops": "benchmarks.custom_ops",
-}
-
 
 def bench(name: str, arguments: list[str]) -> int:
     """Run one benchmark with its own arguments. Benchmarks are not installed: they belong to the checkout."""
@@ -28,5 +18,6 @@ def bench(name: str, arguments: list[str]) -> int:
         )
         return 1
     sys.path.insert(0, str(checkout))
-    module = importlib.import_module(MODULES[name])
+    modules: dict[str, str] = importlib.import_module("benchmarks").MODULES
+    module = importlib.import_module(modules[name])
     return int(module.main([argument for argument in arguments if argument != "--"]))

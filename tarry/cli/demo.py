@@ -113,11 +113,8 @@ def _wait_for_compiler(bars: Bars) -> bool:
     """Whether a compiler that works in the background is done, after waiting for it a while."""
     import tarry
 
-    wait = getattr(tarry, "wait_for_compiles", None)
-    if wait is None:
-        return False
     task = bars.progress.add_task("compiling", total=None, note="in the background; the run above did not wait for it")
-    done = bool(wait(timeout=PATIENCE))
+    done = tarry.wait_for_compiles(timeout=PATIENCE)
     bars.progress.update(task, total=1, completed=1, note="done" if done else "still not done")
     return done
 

@@ -66,15 +66,18 @@ def _readiness(graph: Graph, input_positions: Sequence[int], number_positions: S
     """For each node, the position at which all that it needs has been recorded.
 
     What activation checkpointing recomputes needs little, but is not wanted before the backward pass has come to it:
-    made early, it would be kept until then, which it is recomputed to avoid. It waits for all that comes before it.
+    made early, it would be kept until then, which it is recomputed to avoid. So from the first such node on, each waits
+    for all that come before it.
     """
     known: dict[Value, int] = dict(zip(graph.inputs, input_positions, strict=True))
     ready: dict[int, int] = {}
     latest = 0
+    in_order = False
     for node in graph.nodes:
         moments = [known[value] for value in node.operands]
         moments += [number_positions[number.index] for number in _numbers(node) if number.kind == "seed"]
-        if node.region:
+        in_order = in_order or node.region > 0
+        if in_order:
             moments.append(latest)
         ready[id(node)] = max(moments, default=0)
         latest = max(latest, ready[id(node)])

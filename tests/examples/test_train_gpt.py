@@ -140,7 +140,6 @@ def test_activations_are_recomputed_in_the_compiled_graph() -> None:
     assert gelus(recompute=True) == 2 * SMALL.layers
 
 
-@pytest.mark.xfail(strict=False, reason="the line that says why a graph is new is made elsewhere")
 def test_one_line_says_why_when_the_batch_size_changes(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "tarry"):
         Training(SMALL).steps(3)
