@@ -16,9 +16,10 @@ from tarry import events
 from tarry.backends.base import Backend, Batch, Computation, PythonNumber
 from tarry.backends.partition import Part, partition
 from tarry.config import config
-from tarry.errors import BackendError, FallbackError
+from tarry.errors import BackendError, FallbackError, Unsupported
 from tarry.ir.evaluate import run_node
 from tarry.ir.graph import Graph, Node, Value, producers
+from tarry.ir.sizes import Symbols
 from tarry.ir.text import node_text
 from tarry.native import C
 from tarry.passes.split import Split
@@ -32,7 +33,12 @@ class CompiledProgram:
     """A compiled program, in parts if the backend does not know all its operators."""
 
     def __init__(
-        self, backend: Backend, graph: Graph, plain: Callable[[], object], parts: Split | None = None
+        self,
+        backend: Backend,
+        graph: Graph,
+        plain: Callable[[], object],
+        parts: Split | None = None,
+        symbols: Symbols | None = None,
     ) -> None:
         self._backend = backend
         self._graph = graph
@@ -42,7 +48,11 @@ class CompiledProgram:
         self._unknown = [node for node in graph.nodes if not backend.supports(node)]
         self._whole: Computation | None = None
         self._parts: list[tuple[Part, Computation | None]] = []
-        if not self._unknown:
+        if symbols is not None:
+            if self._unknown:
+                raise Unsupported(self._unknown[0], "a step with symbolic sizes is compiled as a whole or not at all")
+            self._whole = _checked(backend, graph, backend.compile_symbolic(graph, symbols))
+        elif not self._unknown:
             self._whole = _compile(backend, graph) if parts is None else _compile_split(backend, graph, parts)
         else:
             for part in partition(graph, backend.supports):
@@ -84,6 +94,11 @@ class CompiledProgram:
                     self._commit(batch, outputs)
             except Exception as error:
                 self._diagnose(batch, error)
+
+    def accepts(self, symbols: Sequence[int]) -> bool:
+        """Whether a program with symbolic sizes is right for these values."""
+        accepts = None if self._whole is None else self._whole.accepts
+        return accepts is None or accepts(symbols)
 
     @property
     def is_native(self) -> bool:
@@ -225,7 +240,10 @@ def _check_count(results: Any, expected: int) -> None:
 
 
 def _compile(backend: Backend, graph: Graph) -> Computation:
-    made = backend.compile(graph)
+    return _checked(backend, graph, backend.compile(graph))
+
+
+def _checked(backend: Backend, graph: Graph, made: Any) -> Computation:
     if not isinstance(made, Computation):
         if not callable(made):
             raise BackendError(f"backend {backend.name!r}: compile(graph) gave {made!r}, which cannot be called")

@@ -40,16 +40,19 @@ class CompiledStep:
     """The programs of one structure of graph. They differ in the numbers that are constants to them."""
 
     def __init__(self, backend: Backend, batch: Batch, recompile: Recompile, guard: Callable[[], object]) -> None:
+        self._set_up(backend, Program(batch).graph(backend.stage), recompile, guard)
+        self._positions = batch.positions()
+        self._compile(batch.numbers())
+
+    def _set_up(self, backend: Backend, graph: Graph, recompile: Recompile, guard: Callable[[], object]) -> None:
         self._backend = backend
-        self._graph = Program(batch).graph(backend.stage)
+        self._graph = graph
         self._decompositions = named(backend.decompositions())
         self._lowerings = lowerings_for(backend.name)
         self._variants: list[Variant] = []
         self._varied: set[int] = set()
         self._recompile = recompile
         self._guard = guard
-        self._positions = batch.positions()
-        self._compile(batch.numbers())
 
     def text(self) -> str:
         """What the backend has made of the graph."""
@@ -80,11 +83,7 @@ class CompiledStep:
         backend = self._backend
         refusals = self._refusals()
         constants = {index: numbers[index] for index in refusals}
-        graph = specialize(self._graph, constants)
-        if self._lowerings:
-            graph = decompose(graph, self._lowerings, lambda node: node.op not in self._lowerings)
-        graph = decompose(graph, self._decompositions, backend.supports)
-        graph = safe_updates(graph) if backend.capabilities.updates_in_place else _without_updates(graph)
+        graph = self._ready(self._graph, constants)
         program: Runnable
         try:
             parts = split(graph, *self._positions) if config.run_ahead and backend.runs_ahead(graph) else None
@@ -93,6 +92,19 @@ class CompiledStep:
             if not self._variants:
                 raise
             program = InterpretedStep(unsupported_message(backend, error))
+        return self._keep(constants, refusals, program)
+
+    def _ready(self, graph: Graph, constants: Mapping[int, PythonNumber]) -> Graph:
+        """The graph as the backend is given it, with these numbers as constants."""
+        graph = specialize(graph, constants)
+        if self._lowerings:
+            graph = decompose(graph, self._lowerings, lambda node: node.op not in self._lowerings)
+        graph = decompose(graph, self._decompositions, self._backend.supports)
+        return safe_updates(graph) if self._backend.capabilities.updates_in_place else _without_updates(graph)
+
+    def _keep(
+        self, constants: Mapping[int, PythonNumber], refusals: Mapping[int, Node], program: Runnable
+    ) -> Variant:
         self._variants.append((_NumberGuard(constants, refusals), program))
         return self._variants[-1]
 

@@ -7,6 +7,7 @@ one at a time; recording goes on meanwhile.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import warnings
@@ -23,16 +24,22 @@ from tarry.backends import registry
 from tarry.backends.base import Backend, Program, Step
 from tarry.config import config
 from tarry.errors import BackendError, FallbackError, TarryError, Unsupported
+from tarry.ir.sizes import Symbols
 from tarry.runtime.cache import ProgramCache
 from tarry.runtime.closures import StepClosures
 from tarry.runtime.data import evacuate, ordinal_of, read_stand_in
 from tarry.runtime.dispatch import PlainDispatch, apart, refuse_apart
 from tarry.runtime.patience import PatientStep
 from tarry.runtime.steps import CompiledStep, InterpretedStep, unsupported_message
+from tarry.runtime.symbolic import FamilyStep, SymbolicStep
+from tarry.runtime.varying import MAX_STATIC, Families, Family
 
 T = TypeVar("T")
+logger = logging.getLogger("tarry")
 PATIENCE = 1
 """How often a graph runs on the reference path before it is compiled, where nobody chose the backend."""
+SIZE_PATIENCE = 32
+"""How often a graph whose sizes vary does so: a short text is generated before a compiler could have started."""
 
 
 class Runtime:
@@ -42,6 +49,7 @@ class Runtime:
         self._native = native
         self._lock = threading.RLock()
         self._cache = ProgramCache()
+        self._sizes = Families()
         self._closures = StepClosures()
         self._backend: Backend | None = None
         self._in_flight = False
@@ -86,6 +94,7 @@ class Runtime:
                     events.emit("error", stage="set_backend", backend=old.name, error=repr(error))
                 self._retire(old)
             self._cache.clear()
+            self._sizes.clear()
             self._native.forget_expectations()
             try:
                 self._start(chosen, device if chosen is backend else None, old)
@@ -180,7 +189,7 @@ class Runtime:
                 self._in_flight = True
                 try:
                     with _profiled("tarry::step"):
-                        step = self._cache.find(batch)
+                        step = self._cache.find(batch) or self._sizes.find(batch)
                         if step is None:
                             step = self._compile(backend, batch)
                         else:
@@ -208,15 +217,66 @@ class Runtime:
 
     def _compile(self, backend: Backend, batch: Any) -> Step:
         start = perf_counter()
+        family, varies = self._sizes.note(batch)
         step = backend.prepare(Program(batch))
-        if step is not None:
-            self._compiled(batch, perf_counter() - start)
-        elif self._patience:
-            step = PatientStep(lambda later: self._compile_now(backend, later), self._patience)
+        if step is None:
+            if family is not None and varies and backend.capabilities.symbolic_sizes and config.symbolic_sizes:
+                return self._symbolic_step(backend, batch, family)
+            return self._static_step(backend, batch, family)
+        self._compiled(batch, perf_counter() - start)
+        if family is not None and varies:
+            prepared = step
+            family.step = lambda batch, symbols: prepared(batch)  # it takes any sizes
         else:
-            step = self._compile_now(backend, batch)
+            self._cache.keep(batch, step, config.max_cached_programs)
+        return step
+
+    def _static_step(self, backend: Backend, batch: Any, family: Family | None, *, refused: bool = False) -> Step:
+        """The step for a batch and others of its sizes. `refused`: its family's program is not right for them."""
+
+        def make(later: Any) -> Step:
+            if family is not None:
+                covered = None if refused else self._sizes.find(later)  # by now, perhaps
+                if covered is not None:
+                    return covered
+                family.static += 1
+                if family.static > MAX_STATIC:
+                    return InterpretedStep(_too_many_sizes(family, later))
+            return self._compile_now(backend, later)
+
+        step = PatientStep(make, self._patience) if self._patience else make(batch)
         self._cache.keep(batch, step, config.max_cached_programs)
         return step
+
+    def _symbolic_step(self, backend: Backend, batch: Any, family: Family) -> Step:
+        """The step for a batch and others of its family."""
+
+        def make(later: Any, symbols: Symbols) -> SymbolicStep | None:
+            reason = family.describe(later.raw())
+            try:
+                step = self._timed_compile(
+                    later,
+                    reason,
+                    lambda: SymbolicStep(
+                        backend, later, family, symbols, self._timed_compile, self._native.PlainDispatch
+                    ),
+                )
+            except Unsupported as error:
+                logger.info("%s; but this step is not compiled for all sizes: %s", reason, error.reason)
+                return None
+            logger.warning("%s: the step was compiled once more, for all values of it", reason)
+            return step
+
+        step = FamilyStep(
+            family,
+            make,
+            lambda later: self._static_step(backend, later, family, refused=True),
+            SIZE_PATIENCE * self._patience,
+        )
+        symbols = self._sizes.symbols(family)
+        assert symbols is not None  # the template was made from this batch
+        family.step = step
+        return lambda batch: step(batch, symbols)
 
     def _compile_now(self, backend: Backend, batch: Any) -> Step:
         return self._timed_compile(batch, "", lambda: self._make_step(backend, batch))
@@ -233,6 +293,8 @@ class Runtime:
         with _profiled("tarry::compile"):
             try:
                 made = apart(make)
+            except Unsupported:
+                raise
             except Exception as error:
                 events.emit("error", stage="compile", backend=backend.name, error=repr(error))
                 if isinstance(error, BackendError | NotImplementedError):
@@ -341,6 +403,14 @@ def _malloc_is_set() -> bool:
 
 def _warn(message: str) -> str:
     warnings.warn(f"tarry: {message}. It runs on the reference path.", stacklevel=2)
+    return message
+
+
+def _too_many_sizes(family: Family, batch: Any) -> str:
+    """Why a step is not compiled any more. Said once for each family."""
+    message = f"{_describe(batch)} was compiled for {MAX_STATIC} different sizes; others run on the reference path"
+    if family.static == MAX_STATIC + 1:
+        logger.warning("%s", message)
     return message
 
 

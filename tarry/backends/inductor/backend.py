@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +15,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tarry.backends.base import Backend, Capabilities, Computation, PythonNumber
 from tarry.backends.fx import FxProgram, lower, takes_number
 from tarry.backends.fx.opaque import is_opaque
+from tarry.backends.fx.symbolic import SymbolicFxProgram, lower_symbolic
 from tarry.backends.inductor.launch import launch_list
+from tarry.backends.inductor.symbolic import SymbolicSizes, check_results
 from tarry.errors import Unsupported
 from tarry.ir.graph import Graph, Node, Number, Value
 from tarry.ir.layout import VIEW_RULES
+from tarry.ir.sizes import Symbols
 
 # Inductor's entry point for graphs that are flat and need no autograd is not public: checked on torch 2.11 and 2.13.
 # All uses of it are in this file.
@@ -36,7 +39,7 @@ class InductorBackend(Backend):
     """
 
     name = "inductor"
-    capabilities = Capabilities(updates_in_place=True)
+    capabilities = Capabilities(updates_in_place=True, symbolic_sizes=True)
 
     def __init__(
         self, device: str = "cpu", *, cudagraphs: bool = False, options: dict[str, Any] | None = None
@@ -53,19 +56,30 @@ class InductorBackend(Backend):
         return self.device == "cpu" and not any(is_opaque(n) or not n.op.startswith("aten::") for n in graph.nodes)
 
     def compile(self, graph: Graph) -> Computation:
-        try:
+        with _giving_up():
             program = lower(_without_scattered_updates(graph), self.device, inductor_random=self.cudagraphs)
+            fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+            with torch.no_grad(), fake_mode:
+                examples = program.example_inputs()
             with _lock, self._configured():
-                compiled, source = _compile(program, self.cudagraphs)
-        except Unsupported:
-            raise
-        except Exception as error:
-            message = str(error).strip().splitlines() or [""]
-            raise Unsupported(None, f"Inductor gave up: {type(error).__name__}: {message[0]}") from error
+                compiled, source = _compile(program, fake_mode, examples, self.cudagraphs)
         native = None
         if self.device == "cpu" and callable(function := getattr(compiled, "current_callable", None)):
             native = launch_list(function, source(), program)
         return Computation(_runner(program, compiled, self.cudagraphs), graph, program.in_place, source, native)
+
+    def compile_symbolic(self, graph: Graph, symbols: Symbols) -> Computation:
+        with _giving_up():
+            # Not by Inductor's own generator, and not as a CUDA graph: that has the sizes it was captured with.
+            program = lower_symbolic(_without_scattered_updates(graph), self.device, len(symbols))
+            sizes = SymbolicSizes(symbols)
+            fake_mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes.environment)
+            with torch.no_grad(), fake_mode:
+                examples = program.symbolic_inputs(sizes.symbols)
+            with _lock, self._configured():
+                compiled, source = _compile(program, fake_mode, examples, False, first=len(symbols))
+            accepts = sizes.guards()
+        return Computation(_symbolic_runner(program, compiled), graph, program.in_place, source, accepts=accepts)
 
     @contextlib.contextmanager
     def _configured(self) -> Iterator[None]:
@@ -78,6 +92,18 @@ class InductorBackend(Backend):
         }
         with config.patch(options):
             yield
+
+
+@contextlib.contextmanager
+def _giving_up() -> Iterator[None]:
+    """Whatever goes wrong in there means that the graph cannot be compiled."""
+    try:
+        yield
+    except Unsupported:
+        raise
+    except Exception as error:
+        message = str(error).strip().splitlines() or [""]
+        raise Unsupported(None, f"Inductor gave up: {type(error).__name__}: {message[0]}") from error
 
 
 def why_not(device: str) -> str:
@@ -96,7 +122,10 @@ def why_not(device: str) -> str:
     return ""
 
 
-def _compile(program: FxProgram, cudagraphs: bool) -> tuple[Any, Any]:
+def _compile(
+    program: FxProgram, fake_mode: FakeTensorMode, examples: list[Any], cudagraphs: bool, first: int = 0
+) -> tuple[Any, Any]:
+    """Compile an FX graph; the inputs of the IR graph come from position `first` on."""
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
@@ -104,11 +133,11 @@ def _compile(program: FxProgram, cudagraphs: bool) -> tuple[Any, Any]:
     from torch._inductor.utils import BoxedBool
     from torch._inductor.virtualized import V
 
-    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with torch.no_grad(), fake_mode:
-        examples = program.example_inputs()
     with torch.no_grad():
         traced = make_fx(program.module, decomposition_table=select_decomp_table())(*examples)
+        (output,) = [node for node in traced.graph.nodes if node.op == "output"]
+        if isinstance(program, SymbolicFxProgram):
+            check_results(program, [node.meta["val"] for node in output.args[0]], examples[:first])
         with torch._guards.tracing(torch._guards.TracingContext(fake_mode)), V.set_fake_mode(fake_mode):
             traced = joint_graph_passes(traced)
             (output,) = [node for node in traced.graph.nodes if node.op == "output"]
@@ -118,7 +147,7 @@ def _compile(program: FxProgram, cudagraphs: bool) -> tuple[Any, Any]:
                     traced,
                     examples,
                     cudagraphs=BoxedBool(cudagraphs),
-                    static_input_idxs=_updated_inputs(program),
+                    static_input_idxs=[first + k for k in _updated_inputs(program)],
                 )
     return compiled, lambda: getattr(compiled, "source_code", "") or ""
 
@@ -169,11 +198,9 @@ def _scatters_into_cat(traced: torch.fx.GraphModule) -> bool:
 
 
 def _runner(program: FxProgram, compiled: Any, cudagraphs: bool) -> Any:
-    in_place = program.in_place
-    count = len(program.graph.outputs)
-    returned = [k for k in range(count) if k not in in_place]
     if not cudagraphs:
         compiled = getattr(compiled, "current_callable", None) or compiled  # the generated code itself
+    arranged = _arranger(program)
 
     def run(inputs: list[Any], numbers: list[PythonNumber]) -> list[Any]:
         if cudagraphs:
@@ -181,6 +208,29 @@ def _runner(program: FxProgram, compiled: Any, cudagraphs: bool) -> Any:
         results = compiled([*inputs, *program.number_tensors(numbers)])
         if cudagraphs:
             results = [result.clone() for result in results]  # the next replay writes to the same memory
+        return arranged(results)
+
+    return run
+
+
+def _symbolic_runner(program: SymbolicFxProgram, compiled: Any) -> Any:
+    compiled = getattr(compiled, "current_callable", None) or compiled
+    arranged = _arranger(program)
+    count = len(program.graph.numbers)
+
+    def run(inputs: list[Any], numbers: list[PythonNumber]) -> list[Any]:
+        return arranged(compiled([*numbers[count:], *inputs, *program.number_tensors(numbers)]))
+
+    return run
+
+
+def _arranger(program: FxProgram) -> Callable[[Sequence[Any]], list[Any]]:
+    """What puts results in the places of the graph's outputs, of which those that are updated in place are not there."""
+    in_place = program.in_place
+    count = len(program.graph.outputs)
+    returned = [k for k in range(count) if k not in in_place]
+
+    def arranged(results: Sequence[Any]) -> list[Any]:
         if not in_place:
             return list(results)
         outputs: list[Any] = [None] * count
@@ -188,4 +238,4 @@ def _runner(program: FxProgram, compiled: Any, cudagraphs: bool) -> Any:
             outputs[k] = result
         return outputs
 
-    return run
+    return arranged
