@@ -64,7 +64,7 @@ class LazyTensorCore(Peer):
 
 
 class Tarry(Peer):
-    """tarry, on a given real device and backend."""
+    """tarry, on a given real device and backend; "default" is what it chooses by itself."""
 
     device = "tarry"
 
@@ -76,7 +76,7 @@ class Tarry(Peer):
     def start(self) -> None:
         import tarry
 
-        tarry.set_backend(self._backend, self._real_device)
+        tarry.set_backend(None if self._backend == "default" else self._backend, self._real_device)
 
     def cut(self) -> None:
         import tarry

@@ -119,7 +119,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=32, help="new tokens of one generation")
     parser.add_argument("--warm", type=int, default=5, help="generations of the last phase")
     parser.add_argument("--device", default="cpu", help="the real device")
-    parser.add_argument("--backends", nargs="+", default=["eager", "inductor"], help="tarry's backends")
+    parser.add_argument(
+        "--backends", nargs="+", default=["eager", "default"], help="tarry's; `default` is what it chooses by itself"
+    )
     parser.add_argument("--only", nargs="*", default=[], metavar="MODEL", help=f"of {', '.join(GENERATORS)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there")
     options = parser.parse_args(argv)
@@ -141,7 +143,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             found = [ratio(row, peer.name, "eager") for case, row in table.items() if case.endswith(f", {phase}")]
             known = [value for value in found if value is not None]
             if known:
-                notes.append(f"{phase}, {peer.name}/eager: median {statistics.median(known):.2f}, most {max(known):.2f}")
+                middle = statistics.median(known)
+                notes.append(f"{phase}, {peer.name}/eager: median {middle:.2f}, most {max(known):.2f}")
     title = f"generation of {options.tokens} tokens, torch {torch.__version__}, one thread, on {options.device}"
     show(title, samples, [peer.name for peer in peers], "ms per token", notes)
     if options.json:

@@ -47,9 +47,7 @@ class Polynomial:
         return _sum((*self.terms, *other.terms))
 
     def __mul__(self, other: Polynomial) -> Polynomial:
-        return _sum(
-            (a * b, tuple(sorted((*x, *y)))) for a, x in self.terms for b, y in other.terms
-        )
+        return _sum((a * b, tuple(sorted((*x, *y)))) for a, x in self.terms for b, y in other.terms)
 
     def __str__(self) -> str:
         parts = []
@@ -84,14 +82,22 @@ def at(graph: Graph, symbols: Sequence[int]) -> Graph:
     def integer(leaf: Any) -> Any:
         return leaf.polynomial.at(symbols) if isinstance(leaf, Size) else leaf
 
-    def type_(value: Value) -> TensorType:
-        return TensorType(value.type.dtype, map_leaves(value.type.sizes, integer), map_leaves(value.type.strides, integer))
+    values: dict[int, Value] = {}
 
-    values = {value.id: Value(value.id, type_(value)) for value in graph.inputs}
+    def define(value: Value) -> None:
+        sizes, strides = (map_leaves(part, integer) for part in (value.type.sizes, value.type.strides))
+        values[value.id] = Value(value.id, TensorType(value.type.dtype, sizes, strides))
+
+    def argument(leaf: Any) -> Any:
+        return values[leaf.id] if isinstance(leaf, Value) else integer(leaf)
+
+    for value in graph.inputs:
+        define(value)
     nodes = []
     for node in graph.nodes:
-        args = map_leaves(node.args, lambda leaf: values[leaf.id] if isinstance(leaf, Value) else integer(leaf))
-        values |= {value.id: Value(value.id, type_(value)) for value in node.results}
+        args = map_leaves(node.args, argument)
+        for value in node.results:
+            define(value)
         outputs = tuple(None if value is None else values[value.id] for value in node.outputs)
         nodes.append(replace(node, args=args, outputs=outputs))
     return replace(

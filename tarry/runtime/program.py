@@ -271,9 +271,7 @@ def _compile_split(backend: Backend, graph: Graph, parts: Split) -> Computation:
         takes = (parts.early_takes, parts.late_takes, parts.outputs, parts.numbers, parts.seeds)
         native = C.split_program(early.native, late.native, *map(list, takes))
     in_place = frozenset(k for k, source in enumerate(parts.outputs) if source in late.in_place)
-    return Computation(
-        run, graph, in_place, lambda: f"{early.backend_text}\n\n{late.backend_text}", native
-    )
+    return Computation(run, graph, in_place, lambda: f"{early.backend_text}\n\n{late.backend_text}", native)
 
 
 def _fallback_error(backend: Backend, node: Node) -> FallbackError:

@@ -102,9 +102,7 @@ class CompiledStep:
         graph = decompose(graph, self._decompositions, self._backend.supports)
         return safe_updates(graph) if self._backend.capabilities.updates_in_place else _without_updates(graph)
 
-    def _keep(
-        self, constants: Mapping[int, PythonNumber], refusals: Mapping[int, Node], program: Runnable
-    ) -> Variant:
+    def _keep(self, constants: Mapping[int, PythonNumber], refusals: Mapping[int, Node], program: Runnable) -> Variant:
         self._variants.append((_NumberGuard(constants, refusals), program))
         return self._variants[-1]
 

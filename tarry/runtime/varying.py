@@ -20,6 +20,8 @@ from tarry.native import C
 MAX_SYMBOLS = 4
 MAX_TEMPLATES = 6
 """Templates that are tried for one family. After that many, its sizes vary by no rule."""
+MAX_FAILURES = 2
+"""A first template may fail because it was a wrong guess; if another does, it is not for that."""
 MAX_EXAMPLES = 4
 MAX_FAMILIES = 512
 MAX_STATIC = 8
@@ -70,12 +72,13 @@ class Family:
     template: Template | None = None
     fitted: list[Example] = field(default_factory=list)  # what the template was made from
     step: SizedStep | None = None
-    templates: int = 0
+    templates: int = 0  # that were made
+    failures: int = 0  # templates that the backend made no program of
     static: int = 0  # programs compiled for fixed sizes
 
     def vary(self, example: Example) -> bool:
         """A member that the template, if there is one, does not fit: whether there is a better one now."""
-        if self.templates >= MAX_TEMPLATES:
+        if self.templates >= MAX_TEMPLATES or self.failures >= MAX_FAILURES:
             return False
         earlier = [self.fitted, *([known] for known in reversed(self.examples))]
         self.examples = [*self.examples[1 - MAX_EXAMPLES :], example]
@@ -90,6 +93,7 @@ class Family:
     def give_up(self) -> None:
         """The backend makes no program of the template."""
         self.template, self.step, self.fitted = None, None, []
+        self.failures += 1
 
     def varied_numbers(self) -> set[int]:
         """The numbers that were not the same in all examples."""

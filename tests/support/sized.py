@@ -49,9 +49,8 @@ def normed() -> nn.Module:
 
 
 def convolutional() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
-    )
+    features = (nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+    return nn.Sequential(*features, nn.Flatten(), nn.Linear(4, 3))
 
 
 def _labels(count: int, classes: int) -> Tensor:

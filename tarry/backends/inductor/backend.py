@@ -41,9 +41,7 @@ class InductorBackend(Backend):
     name = "inductor"
     capabilities = Capabilities(updates_in_place=True, symbolic_sizes=True)
 
-    def __init__(
-        self, device: str = "cpu", *, cudagraphs: bool = False, options: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, device: str = "cpu", *, cudagraphs: bool = False, options: dict[str, Any] | None = None) -> None:
         super().__init__(device)
         self.cudagraphs = cudagraphs
         self.options = dict(options or {})
@@ -133,8 +131,11 @@ def _compile(
     from torch._inductor.utils import BoxedBool
     from torch._inductor.virtualized import V
 
+    # What a factory makes of symbolic sizes has to be a fake tensor, too.
+    symbolic = fake_mode if isinstance(program, SymbolicFxProgram) else contextlib.nullcontext()
     with torch.no_grad():
-        traced = make_fx(program.module, decomposition_table=select_decomp_table())(*examples)
+        with symbolic:
+            traced = make_fx(program.module, decomposition_table=select_decomp_table())(*examples)
         (output,) = [node for node in traced.graph.nodes if node.op == "output"]
         if isinstance(program, SymbolicFxProgram):
             check_results(program, [node.meta["val"] for node in output.args[0]], examples[:first])
@@ -173,9 +174,7 @@ def _without_scattered_updates(graph: Graph) -> Graph:
                 hit.add(found[base])
     return replace(
         graph,
-        replaces=tuple(
-            None if index is not None and graph.inputs[index] in hit else index for index in graph.replaces
-        ),
+        replaces=tuple(None if index is not None and graph.inputs[index] in hit else index for index in graph.replaces),
     )
 
 
@@ -225,7 +224,7 @@ def _symbolic_runner(program: SymbolicFxProgram, compiled: Any) -> Any:
 
 
 def _arranger(program: FxProgram) -> Callable[[Sequence[Any]], list[Any]]:
-    """What puts results in the places of the graph's outputs, of which those that are updated in place are not there."""
+    """What puts results in the places of the graph's outputs. Those that are updated in place are not among them."""
     in_place = program.in_place
     count = len(program.graph.outputs)
     returned = [k for k in range(count) if k not in in_place]
