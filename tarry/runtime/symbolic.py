@@ -11,7 +11,7 @@ from tarry.ir.sizes import Symbols
 from tarry.passes.generalize import generalize
 from tarry.passes.pipeline import run
 from tarry.runtime.program import CompiledProgram
-from tarry.runtime.steps import CompiledStep, InterpretedStep, Recompile, Variant
+from tarry.runtime.steps import CompiledStep, InterpretedStep, Recompile, Variant, unsupported_message
 from tarry.runtime.varying import Family, Template, exemplary
 
 EXEMPLARS = 4
@@ -66,9 +66,13 @@ class SymbolicStep(CompiledStep):
             graph = generalize(ready, self._exemplars, self._template.polynomials)
         except IRError as error:
             raise Unsupported(None, str(error)) from error
-        program: CompiledProgram | InterpretedStep = CompiledProgram(
-            self._backend, graph, self._guard, symbols=self._exemplars[0]
-        )
+        program: CompiledProgram | InterpretedStep
+        try:
+            program = CompiledProgram(self._backend, graph, self._guard, symbols=self._exemplars[0])
+        except Unsupported as error:
+            if not self._variants:
+                raise
+            program = InterpretedStep(unsupported_message(self._backend, error))
         return self._keep(fixed, {index: refusals[index] for index in fixed}, program)
 
 
