@@ -108,19 +108,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_property_readonly("comes_again", [](const Outline& outline) { return outline.comes_again; })
       .def("same", [](const Outline& a, const Outline& b) { return a.tags == b.tags; }, "Whether they differ in integers only.");
   py::class_<SizeTemplate>(m, "SizeTemplate")
-      .def(py::init([](std::vector<uint32_t> symbols,
-                       const std::vector<std::vector<std::pair<int64_t, std::vector<uint32_t>>>>& polynomials,
-                       std::vector<uint32_t> places) {
-        auto made = std::make_unique<SizeTemplate>();
-        made->symbols = std::move(symbols);
-        made->places = std::move(places);
-        for (const auto& terms : polynomials) {
-          auto& polynomial = made->polynomials.emplace_back();
-          for (const auto& [factor, product] : terms) {
-            polynomial.push_back({factor, product});
-          }
-        }
-        return made;
+      .def(py::init([](std::vector<uint32_t> symbols, const RawPolynomials& polynomials, std::vector<uint32_t> places) {
+        return SizeTemplate{std::move(symbols), to_polynomials(polynomials), std::move(places)};
       }))
       .def("match", [](const SizeTemplate& self, const Outline& outline) { return self.match(outline.integers); });
   py::class_<Structure>(m, "Structure").def_property_readonly("key", [](const Structure& s) { return key_of(s.key); });
@@ -146,10 +135,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("positions", &positions_of)
       .def("structure", [](const Batch& batch) { return std::make_unique<Structure>(batch); })
       .def("matches", &Batch::matches)
-      .def("run", [](Batch& batch, const std::shared_ptr<Program>& program, const std::vector<int64_t>& update) {
+      .def("run", [](Batch& batch, const std::shared_ptr<Program>& program, const std::vector<int64_t>& update,
+                     const std::vector<int64_t>& symbols) {
         py::gil_scoped_release release;
-        batch.run(program, update);
-      })
+        batch.run(program, update, symbols);
+      }, py::arg("program"), py::arg("update"), py::arg("symbols") = std::vector<int64_t>())
       .def("interpret", &Batch::interpret, py::arg("interruptible"), py::call_guard<py::gil_scoped_release>())
       .def("commit", [](Batch& batch, std::vector<std::optional<at::Tensor>> results) {
         std::vector<at::Tensor> outputs;

@@ -179,22 +179,6 @@ Outline::Outline(const Batch& batch) {
   }
 }
 
-namespace {
-
-int64_t value_of(const SizeTemplate::Polynomial& polynomial, const std::vector<int64_t>& symbols) {
-  int64_t sum = 0;
-  for (const SizeTemplate::Term& term : polynomial) {
-    int64_t product = term.factor;
-    for (const uint32_t symbol : term.symbols) {
-      product *= symbols[symbol];
-    }
-    sum += product;
-  }
-  return sum;
-}
-
-} // namespace
-
 std::optional<std::vector<int64_t>> SizeTemplate::match(const std::vector<int64_t>& integers) const {
   if (integers.size() != places.size()) {
     return std::nullopt;
@@ -206,10 +190,7 @@ std::optional<std::vector<int64_t>> SizeTemplate::match(const std::vector<int64_
       return std::nullopt;
     }
   }
-  std::vector<int64_t> values;
-  for (const Polynomial& polynomial : polynomials) {
-    values.push_back(value_of(polynomial, found));
-  }
+  const std::vector<int64_t> values = values_of(polynomials, found);
   for (size_t i = 0; i < integers.size(); ++i) {
     if (integers[i] != values[places[i]]) {
       return std::nullopt;

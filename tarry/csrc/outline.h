@@ -10,6 +10,7 @@
 #pragma once
 
 #include "batch.h"
+#include "polynomial.h"
 
 namespace tarry {
 
@@ -24,12 +25,6 @@ struct Outline {
 };
 
 struct SizeTemplate {
-  struct Term {
-    int64_t factor;
-    std::vector<uint32_t> symbols; // to be multiplied, as often as they stand here
-  };
-  using Polynomial = std::vector<Term>;
-
   std::vector<uint32_t> symbols; // where in the integers each is found
   std::vector<Polynomial> polynomials;
   std::vector<uint32_t> places; // for each integer its polynomial

@@ -85,7 +85,7 @@ class CompiledProgram:
         if self._unknown and config.fallback == "error":
             raise _fallback_error(self._backend, self._unknown[0])
         if self._native is not None:
-            self.run_native(batch)
+            self.run_native(batch, numbers[len(self._graph.numbers) :])
             return
         with uninterrupted() if self._in_place else _UNGUARDED:
             try:
@@ -105,10 +105,10 @@ class CompiledProgram:
         """Whether the program runs without Python; it then knows all its operators."""
         return self._native is not None
 
-    def run_native(self, batch: Batch) -> None:
-        """As `run`, for a native program."""
+    def run_native(self, batch: Batch, symbols: Sequence[Any] = ()) -> None:
+        """As `run`, for a native program, which reads the numbers itself."""
         try:
-            batch.run(self._native, self._update)  # no signal handler of Python's runs in there
+            batch.run(self._native, self._update, symbols)  # no signal handler of Python's runs in there
         except Exception as error:
             self._diagnose(batch, error)
 

@@ -32,6 +32,7 @@ class OnlySymbolic(InductorBackend):
     def __init__(self) -> None:
         super().__init__()
         self.symbolic: list[Graph] = []
+        self.native = False
 
     def compile(self, graph: Graph) -> Computation:
         raise Unsupported(None, "not in this test")
@@ -39,6 +40,7 @@ class OnlySymbolic(InductorBackend):
     def compile_symbolic(self, graph: Graph, symbols: Symbols) -> Computation:
         made = super().compile_symbolic(graph, symbols)
         self.symbolic.append(graph)
+        self.native = made.native is not None
         return made
 
 
@@ -65,6 +67,7 @@ def test_training_at_many_sizes(backend: OnlySymbolic, program: SizedProgram) ->
     torch.testing.assert_close(found, expected, rtol=2e-3, atol=1e-4)
     assert len(backend.symbolic) == 1
     assert interpreted(seen) <= 2  # the first step, which makes the optimizer's state, and the second
+    assert backend.native
 
 
 @pytest.mark.slow
@@ -77,6 +80,7 @@ def test_generation_with_a_growing_cache(backend: OnlySymbolic) -> None:
     assert not any(event.kind == "compile" for event in seen)
     assert interpreted(seen) <= 3  # the prompt, and what was there before there was a template
     assert len(backend.symbolic) == 1
+    assert backend.native
 
 
 @pytest.mark.slow

@@ -61,10 +61,13 @@ class InductorBackend(Backend):
                 examples = program.example_inputs()
             with _lock, self._configured():
                 compiled, source = _compile(program, fake_mode, examples, self.cudagraphs)
-        native = None
-        if self.device == "cpu" and callable(function := getattr(compiled, "current_callable", None)):
-            native = launch_list(function, source(), program)
-        return Computation(_runner(program, compiled, self.cudagraphs), graph, program.in_place, source, native)
+        run = _runner(program, compiled, self.cudagraphs)
+        return Computation(run, graph, program.in_place, source, self._native(program, compiled, source))
+
+    def _native(self, program: FxProgram, compiled: Any, source: Callable[[], str]) -> Any:
+        """The program without Python, if it can be had."""
+        function = getattr(compiled, "current_callable", None)
+        return launch_list(function, source(), program) if self.device == "cpu" and callable(function) else None
 
     def compile_symbolic(self, graph: Graph, symbols: Symbols) -> Computation:
         with _giving_up():
@@ -77,7 +80,8 @@ class InductorBackend(Backend):
             with _lock, self._configured():
                 compiled, source = _compile(program, fake_mode, examples, False, first=len(symbols))
             accepts = sizes.guards()
-        return Computation(_symbolic_runner(program, compiled), graph, program.in_place, source, accepts=accepts)
+        run = _symbolic_runner(program, compiled)
+        return Computation(run, graph, program.in_place, source, self._native(program, compiled, source), accepts)
 
     @contextlib.contextmanager
     def _configured(self) -> Iterator[None]:
