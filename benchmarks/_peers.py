@@ -92,7 +92,7 @@ class Tarry(Peer):
     def start(self) -> None:
         import tarry
 
-        tarry.set_backend(self._backend, self._real_device)
+        tarry.set_backend(None if self._backend == "default" else self._backend, self._real_device)
 
     def cut(self) -> None:
         import tarry

@@ -23,6 +23,9 @@ class Config:
         self._max_pending_nodes = int(os.environ.get("TARRY_MAX_PENDING_NODES", "100000"))
         self._max_cached_programs = int(os.environ.get("TARRY_MAX_CACHED_PROGRAMS", "1024"))
         self._run_ahead = os.environ.get("TARRY_RUN_AHEAD", "1") != "0"
+        self.symbolic_sizes = os.environ.get("TARRY_SYMBOLIC_SIZES", "1") != "0"
+        """Whether a step that comes again with other sizes is compiled once for all of them, where the backend can.
+        TARRY_SYMBOLIC_SIZES=0 turns it off: every size is compiled by itself."""
         self._cut_after_optimizer = os.environ.get("TARRY_CUT_AFTER_OPTIMIZER", "1") != "0"
         self._store = os.environ.get("TARRY_STORE", "1") != "0"
         self._max_stored_bytes = int(os.environ.get("TARRY_STORE_BYTES", str(1 << 30)))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 from tarry.errors import BackendError
 from tarry.ir.graph import Graph, Node, Number
 from tarry.ir.layout import TensorType
+from tarry.ir.sizes import Symbols
 
 if TYPE_CHECKING:
     import torch
@@ -37,12 +38,14 @@ class Capabilities:
     a step.
     `asynchronous`: `run` may return before its results are there; `to_tensor` and `synchronize` wait for them.
     `updates_in_place`: the backend makes use of `Graph.replaces` (see Computation.in_place).
+    `symbolic_sizes`: `compile_symbolic` makes programs for steps whose sizes vary.
     `device_types`: the kinds of real devices it runs on.
     """
 
     opaque_data: bool = False
     asynchronous: bool = False
     updates_in_place: bool = False
+    symbolic_sizes: bool = False
     device_types: tuple[str, ...] = ("cpu", "cuda")
 
 
@@ -55,7 +58,7 @@ class Computation:
     function that makes that text. `native` is the same program in a form that runs without Python (csrc/program.h); the
     runtime then uses `run` only for inputs that it does not accept. `artifact` makes bytes of the program, from which
     `Backend.load` makes it again in another process; it raises `tarry.Unsupported(None, why)` for a program of which it
-    cannot.
+    cannot. `accepts` tells of a program with symbolic sizes whether it is right for some values of the symbols.
     """
 
     run: Run
@@ -64,6 +67,7 @@ class Computation:
     text: str | Callable[[], str] = ""
     native: Any = None
     artifact: Callable[[], bytes] | None = None
+    accepts: Callable[[Sequence[int]], bool] | None = None
 
     @property
     def parameter_types(self) -> tuple[TensorType, ...]:
@@ -135,8 +139,9 @@ class Batch(Protocol):
     def inputs(self, update: list[int]) -> list[torch.Tensor]: ...
     def own_inputs(self) -> list[torch.Tensor]: ...
     def numbers(self) -> list[PythonNumber]: ...
-    def raw(self) -> dict[str, Any]: ...
-    def run(self, program: Any, update: list[int]) -> bool: ...
+    def raw(self, integers: list[int] | None = None) -> dict[str, Any]: ...
+    def outline(self) -> Any: ...
+    def run(self, program: Any, update: list[int], symbols: Sequence[int] = ()) -> bool: ...
     def positions(self) -> tuple[list[int], list[int]]: ...
     def interpret(self, interruptible: bool) -> None: ...
     def commit(self, outputs: list[torch.Tensor | None]) -> None: ...
@@ -191,6 +196,12 @@ class Backend:
         path, and is counted.
         """
         raise NotImplementedError(f"backend {self.name or type(self).__name__!r} does not define compile(graph)")
+
+    def compile_symbolic(self, graph: Graph, symbols: Symbols) -> Computation:
+        """As `compile`, for a graph in which some sizes, strides and integers are `Size`s: they stand for whatever
+        their polynomials are at the values of the symbols. These values follow the numbers at each run; they are above
+        1. In the graph at hand they are `symbols`. Raise `tarry.Unsupported` if that is too much for this graph."""
+        raise NotImplementedError(f"backend {self.name or type(self).__name__!r} does not define compile_symbolic")
 
     def supports(self, node: Node) -> bool:
         """Whether `compile` knows this operator. What it does not know is decomposed, or runs on the real device."""

@@ -333,10 +333,12 @@ void Batch::commit_results(std::vector<at::Tensor> outputs) {
   commit(std::move(outputs));
 }
 
-bool Batch::run(const std::shared_ptr<const Program>& program, const std::vector<int64_t>& update) {
+bool Batch::run(
+    const std::shared_ptr<const Program>& program, const std::vector<int64_t>& update, const std::vector<int64_t>& symbols) {
   c10::InferenceMode no_inference(false); // what is made in inference mode cannot be written outside it, and results outlive the block
   PlainDispatch plain; // the second: the first switches autograd on
-  const auto given = numbers();
+  auto given = numbers();
+  given.insert(given.end(), symbols.begin(), symbols.end());
   const auto split = std::dynamic_pointer_cast<const SplitProgram>(program);
   if (!split) {
     abandon(*this);

@@ -46,9 +46,9 @@ struct Batch {
   void commit_results(std::vector<at::Tensor> outputs);
   // The same for outputs that are known to be right.
   void commit(std::vector<at::Tensor> outputs);
-  // Runs a program and commits what it gives. Inputs in `update` are written by it. False, and nothing is done, if the program
-  // does not accept the inputs.
-  bool run(const std::shared_ptr<const Program>& program, const std::vector<int64_t>& update);
+  // Runs a program and commits what it gives. Inputs in `update` are written by it. The values of its symbols, if its sizes vary,
+  // follow the numbers. False, and nothing is done, if the program does not accept the inputs.
+  bool run(const std::shared_ptr<const Program>& program, const std::vector<int64_t>& update, const std::vector<int64_t>& symbols);
   // Runs the nodes one by one on the real device and commits. If a node fails, all that does not depend on it is computed
   // all the same, storages that it would have changed keep their last good contents, and the error is thrown at the end.
   // An `interruptible` run lets signal handlers run in between: they must not ask for values.

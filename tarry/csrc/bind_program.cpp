@@ -107,6 +107,7 @@ LaunchList::Instruction instruction_from(const py::dict& given) {
     made.kind = kind == "view" ? Kind::View : Kind::Allocate;
     made.sizes = given["sizes"].cast<std::vector<int64_t>>();
     made.strides = given["strides"].cast<std::vector<int64_t>>();
+    made.varies = given["varies"].cast<bool>();
     if (kind == "view") {
       made.offset = given["offset"].cast<int64_t>();
     } else {
@@ -115,7 +116,9 @@ LaunchList::Instruction instruction_from(const py::dict& given) {
   } else if (kind == "kernel") {
     made.kind = Kind::Kernel;
     made.kernel = reinterpret_cast<void*>(given["address"].cast<uintptr_t>()); // NOLINT: from dlsym
-    TORCH_CHECK(made.sources.size() <= LaunchList::kMaxPointers, "tarry: a kernel of ", made.sources.size(), " pointers");
+    made.integers = given["integers"].cast<std::vector<uint32_t>>();
+    const size_t taken = made.sources.size() + made.integers.size();
+    TORCH_CHECK(taken <= LaunchList::kMaxPointers, "tarry: a kernel of ", taken, " pointers");
   } else if (kind == "call") {
     made.kind = Kind::Call;
     static std::deque<c10::OperatorHandle> handles; // instructions point into it
@@ -209,18 +212,19 @@ void bind_program(py::module& m) {
   m.def(
       "launch_list",
       [](uint32_t registers, const std::vector<std::pair<c10::ScalarType, std::vector<uint32_t>>>& vectors, const py::list& instructions,
-         std::vector<at::Tensor> constants, std::vector<uint32_t> results, std::vector<uint32_t> returned, size_t outputs)
-          -> std::shared_ptr<Program> {
-        std::vector<LaunchList::NumberVector> numbers;
+         std::vector<at::Tensor> constants, std::vector<uint32_t> results, std::vector<uint32_t> returned, size_t outputs,
+         const RawPolynomials& integers, size_t numbers) -> std::shared_ptr<Program> {
+        std::vector<LaunchList::NumberVector> specs;
         for (const auto& [dtype, indices] : vectors) {
-          numbers.push_back({dtype, indices});
+          specs.push_back({dtype, indices});
         }
         std::vector<LaunchList::Instruction> steps;
         for (const py::handle instruction : instructions) {
           steps.push_back(instruction_from(py::reinterpret_borrow<py::dict>(instruction)));
         }
         return std::make_shared<LaunchList>(
-            registers, std::move(numbers), std::move(steps), std::move(constants), std::move(results), std::move(returned), outputs);
+            registers, std::move(specs), std::move(steps), std::move(constants), std::move(results), std::move(returned), outputs,
+            to_polynomials(integers), numbers);
       },
       "A list of instructions: see tarry/backends/inductor/launch.py.");
 }

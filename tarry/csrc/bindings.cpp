@@ -14,195 +14,15 @@
 #include "bind_replay.h"
 #include "custom_op.h"
 #include "hooks.h"
+#include "outline.h"
 #include "provenance.h"
+#include "raw_graph.h"
 #include "record.h"
 
 namespace py = pybind11;
 
 namespace tarry {
 namespace {
-
-py::tuple to_tuple(c10::IntArrayRef values) {
-  py::tuple result(values.size());
-  for (size_t i = 0; i < values.size(); ++i) {
-    result[i] = values[i];
-  }
-  return result;
-}
-
-py::object to_python(at::ScalarType dtype) {
-  return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(dtype)));
-}
-
-py::object to_python(const Layout* layout) {
-  if (!layout) {
-    return py::none();
-  }
-  return py::make_tuple(to_python(layout->dtype), to_tuple(layout->sizes), to_tuple(layout->strides), layout->offset);
-}
-
-template <typename T>
-py::object to_object(T* borrowed) { // pybind11's own casts of these enumerations differ between versions of torch
-  return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(borrowed));
-}
-
-// Enumerations travel as integers; the schema tells which they are.
-py::object to_python(const c10::IValue& value, const c10::Argument& argument) {
-  c10::TypePtr type = argument.real_type() ? argument.real_type() : argument.type();
-  if (auto optional = type->cast<c10::OptionalType>()) {
-    type = optional->getElementType();
-  }
-  if (value.isInt()) {
-    switch (type->kind()) {
-      case c10::TypeKind::ScalarTypeType:
-        return to_python(static_cast<at::ScalarType>(value.toInt()));
-      case c10::TypeKind::LayoutType:
-        return to_object(torch::getTHPLayout(static_cast<at::Layout>(value.toInt())));
-      case c10::TypeKind::MemoryFormatType:
-        return to_object(torch::utils::getTHPMemoryFormat(static_cast<at::MemoryFormat>(value.toInt())));
-      default:
-        break;
-    }
-  }
-  return torch::jit::toPyObject(value);
-}
-
-// Writes one batch down as plain Python data: see tarry/ir/build.py.
-class RawGraph {
- public:
-  explicit RawGraph(const Batch& batch) : batch_(batch), ids_(batch.slots, -1) {}
-
-  py::dict make() {
-    py::list inputs, nodes, outputs, replaces;
-    int64_t id = 0;
-    for (const NodePtr& node : batch_.order) {
-      if (is_input(*node)) {
-        for (uint32_t i = 0; i < node->outputs(); ++i) {
-          ids_[node->first_slot + i] = id++;
-          inputs.append(to_python(node->output_layout(i)));
-        }
-      }
-    }
-    for (const NodePtr& node : batch_.order) {
-      if (!is_input(*node)) {
-        for (uint32_t i = 0; i < node->outputs(); ++i) {
-          ids_[node->first_slot + i] = id++;
-        }
-      }
-    }
-    for (const NodePtr& node : batch_.order) {
-      if (!is_input(*node)) {
-        nodes.append(describe(*node));
-      }
-    }
-    for (const Root& root : batch_.roots) {
-      outputs.append(ids_[root.node->first_slot + root.output]);
-    }
-    for (const int32_t slot : batch_.replaces) {
-      replaces.append(slot < 0 ? -1 : ids_[slot]);
-    }
-    py::dict graph;
-    graph["inputs"] = inputs;
-    graph["nodes"] = nodes;
-    graph["numbers"] = numbers_;
-    graph["outputs"] = outputs;
-    graph["replaces"] = replaces;
-    return graph;
-  }
-
- private:
-  static py::tuple absent() { return py::make_tuple("const", py::none()); }
-
-  py::tuple number(const char* kind, const c10::IValue& value) {
-    numbers_.append(torch::jit::toPyObject(value));
-    return py::make_tuple(kind, numbers_.size() - 1, torch::jit::toPyObject(value));
-  }
-
-  py::tuple tensor(const Node& node, int16_t slot, size_t& edge, size_t& constant) {
-    if (slot == kAbsent) {
-      return py::make_tuple("none");
-    }
-    if (slot == kWrappedNumber) {
-      const c10::IValue& value = node.constants[constant++];
-      const auto dtype = value.isDouble() ? at::kDouble : value.isInt() ? at::kLong : value.isBool() ? at::kBool : at::kComplexDouble;
-      const py::tuple base = number("wrapped", value);
-      return py::make_tuple(base[0], base[1], base[2], to_python(dtype));
-    }
-    const Edge& source = node.edges[edge++];
-    return py::make_tuple("edge", ids_[source.node->first_slot + source.output], to_python(source.view));
-  }
-
-  py::dict describe(const Node& node) {
-    py::list arguments, outputs, mutated;
-    size_t edge = 0, constant = 0, slot = 0;
-    const auto& schema = node.op->handle.schema();
-    for (size_t i = 0; i < node.op->arguments.size(); ++i) {
-      switch (node.op->arguments[i].kind) {
-        case ArgKind::Tensor:
-          arguments.append(tensor(node, node.slots[slot++], edge, constant));
-          break;
-        case ArgKind::TensorList: {
-          const int n = node.slots[slot++];
-          py::list items;
-          for (int k = 0; k < n; ++k) {
-            items.append(tensor(node, node.slots[slot++], edge, constant));
-          }
-          arguments.append(n < 0 ? py::tuple(py::make_tuple("none")) : py::tuple(py::make_tuple("list", items)));
-          break;
-        }
-        case ArgKind::Number: {
-          const c10::IValue& value = node.constants[constant++];
-          arguments.append(value.isNone() ? absent() : number("number", value));
-          break;
-        }
-        case ArgKind::NumberList: {
-          const c10::IValue& value = node.constants[constant++];
-          py::list items;
-          if (!value.isNone()) {
-            for (const c10::IValue& item : value.toListRef()) {
-              items.append(number("number", item));
-            }
-          }
-          arguments.append(value.isNone() ? absent() : py::tuple(py::make_tuple("list", items)));
-          break;
-        }
-        case ArgKind::Generator:
-          ++constant;
-          arguments.append(number("seed", node.constants.back()));
-          break;
-        case ArgKind::Constant:
-          arguments.append(py::make_tuple("const", to_python(node.constants[constant++], schema.arguments()[i])));
-          break;
-      }
-    }
-    for (uint32_t i = 0; i < node.outputs(); ++i) {
-      outputs.append(to_python(node.output_layout(i)));
-    }
-    for (const Mutation& mutation : node.mutations) {
-      const Edge& source = node.edges[mutation.edge];
-      mutated.append(ids_[source.node->first_slot + source.output]);
-    }
-    py::dict result;
-    const auto [file, line] = site_location(node.site);
-    result["op"] = node.op->name;
-    result["args"] = arguments;
-    result["outputs"] = outputs;
-    result["fresh"] = node.signature->fresh.size();
-    result["mutated"] = mutated;
-    result["site"] = node.site;
-    result["file"] = file;
-    result["line"] = line;
-    result["region"] = node.region;
-    if (node.op->has(kRandom) && node.op->generator_argument < 0) {
-      result["seed"] = number("seed", node.constants.back()); // drawn by an operator that takes no generator
-    }
-    return result;
-  }
-
-  const Batch& batch_;
-  std::vector<int64_t> ids_;
-  py::list numbers_;
-};
 
 py::tuple key_of(const Hash128& hash) {
   return py::make_tuple(hash.hi, hash.lo);
@@ -283,6 +103,17 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 
   py::class_<PlainDispatch>(m, "PlainDispatch", "While it lives, operators of this thread are kernels and nothing else.")
       .def(py::init<>());
+  py::class_<Outline>(m, "Outline")
+      .def_property_readonly("key", [](const Outline& outline) { return key_of(outline.key); })
+      .def_property_readonly("integers", [](const Outline& outline) { return outline.integers; })
+      .def_property_readonly("ranks", [](const Outline& outline) { return outline.ranks; })
+      .def_property_readonly("comes_again", [](const Outline& outline) { return outline.comes_again; })
+      .def("same", [](const Outline& a, const Outline& b) { return a.tags == b.tags; }, "Whether they differ in integers only.");
+  py::class_<SizeTemplate>(m, "SizeTemplate")
+      .def(py::init([](std::vector<uint32_t> symbols, const RawPolynomials& polynomials, std::vector<uint32_t> places) {
+        return SizeTemplate{std::move(symbols), to_polynomials(polynomials), std::move(places)};
+      }))
+      .def("match", [](const SizeTemplate& self, const Outline& outline) { return self.match(outline.integers); });
   py::class_<Structure>(m, "Structure").def_property_readonly("key", [](const Structure& s) { return key_of(s.key); });
   py::class_<Batch>(m, "Batch")
       .def_property_readonly("key", [](const Batch& batch) { return key_of(batch.key); })
@@ -305,14 +136,18 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         }
         return result;
       })
-      .def("raw", [](const Batch& batch) { return RawGraph(batch).make(); })
+      .def("raw", [](const Batch& batch, const std::optional<std::vector<int64_t>>& integers) {
+        return raw_graph(batch, integers ? &*integers : nullptr);
+      }, py::arg("integers") = py::none(), "The graph as plain data; with other integers than its own, if given (see Outline).")
+      .def("outline", [](const Batch& batch) { return std::make_unique<Outline>(batch); })
       .def("positions", &positions_of)
       .def("structure", [](const Batch& batch) { return std::make_unique<Structure>(batch); })
       .def("matches", &Batch::matches)
-      .def("run", [](Batch& batch, const std::shared_ptr<Program>& program, const std::vector<int64_t>& update) {
+      .def("run", [](Batch& batch, const std::shared_ptr<Program>& program, const std::vector<int64_t>& update,
+                     const std::vector<int64_t>& symbols) {
         py::gil_scoped_release release;
-        return batch.run(program, update);
-      })
+        return batch.run(program, update, symbols);
+      }, py::arg("program"), py::arg("update"), py::arg("symbols") = std::vector<int64_t>())
       .def("interpret", &Batch::interpret, py::arg("interruptible"), py::call_guard<py::gil_scoped_release>())
       .def("commit", [](Batch& batch, std::vector<std::optional<at::Tensor>> results) {
         std::vector<at::Tensor> outputs;

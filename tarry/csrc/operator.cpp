@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "meta_rules.h"
 #include "record.h"
 
 namespace tarry {
@@ -107,6 +108,7 @@ Operator::Operator(c10::OperatorHandle h, uint32_t flags) : handle(h), flags(fla
     name += "." + schema.overload_name();
   }
   hash = mix(Hash128(), name);
+  rule = find_rule(name);
   for (const c10::Argument& argument : schema.arguments()) {
     const bool is_mutable = argument.alias_info() && argument.alias_info()->isWrite();
     const ArgKind kind = kind_of(argument.real_type() ? argument.real_type() : argument.type());

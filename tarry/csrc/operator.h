@@ -52,6 +52,7 @@ struct Operator {
   bool recordable = true; // its results are known before it runs, but for the tensors' contents
   bool takes_numbers = false;
   int generator_argument = -1;
+  const c10::KernelFunction* rule; // for its shapes (meta_rules.h); may be null
 
   bool has(OperatorFlags flag) const { return (flags & flag) != 0; }
 };

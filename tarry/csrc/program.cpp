@@ -46,11 +46,19 @@ Caller caller_for(size_t pointers) {
                         : &call_kernel<LaunchList::kMaxPointers>;
 }
 
-at::Tensor view_of(const at::Tensor& source, const LaunchList::Instruction& how) {
+at::Tensor view_of(const at::Tensor& source, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset) {
   auto view = at::detail::make_tensor<c10::TensorImpl>(
       c10::TensorImpl::VIEW, c10::Storage(source.storage()), source.key_set(), source.dtype());
-  view.unsafeGetTensorImpl()->set_sizes_and_strides(how.sizes, how.strides, how.offset + source.storage_offset());
+  view.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset + source.storage_offset());
   return view;
+}
+
+c10::DimVector picked(const std::vector<int64_t>& integers, const std::vector<int64_t>& positions) {
+  c10::DimVector found;
+  for (const int64_t position : positions) {
+    found.push_back(integers[position]);
+  }
+  return found;
 }
 
 at::Tensor vector_of(const LaunchList::NumberVector& spec, const std::vector<c10::IValue>& numbers) {
@@ -98,16 +106,19 @@ void fill_vector(const LaunchList::NumberVector& spec, const std::vector<c10::IV
 
 LaunchList::LaunchList(
     uint32_t registers, std::vector<NumberVector> vectors, std::vector<Instruction> instructions,
-    std::vector<at::Tensor> constants, std::vector<uint32_t> results, std::vector<uint32_t> returned, size_t outputs)
+    std::vector<at::Tensor> constants, std::vector<uint32_t> results, std::vector<uint32_t> returned, size_t outputs,
+    std::vector<Polynomial> integers, size_t numbers)
     : registers_(registers),
       vectors_(std::move(vectors)),
       instructions_(std::move(instructions)),
       constants_(std::move(constants)),
       results_(std::move(results)),
       returned_(std::move(returned)),
-      outputs_(outputs) {
+      outputs_(outputs),
+      integers_(std::move(integers)),
+      numbers_(numbers) {
   for (const Instruction& step : instructions_) {
-    if (step.kind == Instruction::Kind::Kernel && step.sources.size() > 512) {
+    if (step.kind == Instruction::Kind::Kernel && step.sources.size() + step.integers.size() > 512) {
       most_pointers_ = kMaxPointers;
     }
   }
@@ -124,20 +135,38 @@ std::vector<at::Tensor> LaunchList::run(std::vector<at::Tensor> inputs, const st
   registers.resize(registers_);
   std::vector<void*> pointers(most_pointers_);
   const std::atomic<bool>* unwanted = break_off;
+  std::vector<int64_t> integers;
+  if (!integers_.empty()) {
+    std::vector<int64_t> symbols;
+    for (size_t i = numbers_; i < numbers.size(); ++i) {
+      symbols.push_back(numbers[i].toInt());
+    }
+    integers = values_of(integers_, symbols);
+  }
   for (const Instruction& step : instructions_) {
     TORCH_CHECK(!unwanted || !unwanted->load(std::memory_order_relaxed), "tarry: not needed any more");
     switch (step.kind) {
       case Instruction::Kind::Allocate:
-        registers[step.targets[0]] = at::detail::empty_strided_cpu(step.sizes, step.strides, step.dtype);
+        registers[step.targets[0]] = step.varies
+            ? at::detail::empty_strided_cpu(picked(integers, step.sizes), picked(integers, step.strides), step.dtype)
+            : at::detail::empty_strided_cpu(step.sizes, step.strides, step.dtype);
         break;
-      case Instruction::Kind::View:
-        registers[step.targets[0]] = view_of(registers[step.sources[0]], step);
+      case Instruction::Kind::View: {
+        const at::Tensor& source = registers[step.sources[0]];
+        registers[step.targets[0]] = step.varies
+            ? view_of(source, picked(integers, step.sizes), picked(integers, step.strides), integers[step.offset])
+            : view_of(source, step.sizes, step.strides, step.offset);
         break;
+      }
       case Instruction::Kind::Kernel:
         for (size_t i = 0; i < step.sources.size(); ++i) {
           pointers[i] = registers[step.sources[i]].data_ptr();
         }
-        caller_for(step.sources.size())(step.kernel, pointers.data());
+        // An integer is passed like a pointer on both architectures.
+        for (size_t i = 0; i < step.integers.size(); ++i) {
+          pointers[step.sources.size() + i] = reinterpret_cast<void*>(integers[step.integers[i]]); // NOLINT
+        }
+        caller_for(step.sources.size() + step.integers.size())(step.kernel, pointers.data());
         break;
       case Instruction::Kind::Call:
         call_operator(step, registers);

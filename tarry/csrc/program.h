@@ -8,6 +8,8 @@
 #include <atomic>
 #include <vector>
 
+#include "polynomial.h"
+
 namespace tarry {
 
 // While it lives, a program that runs on this thread may break off, by an exception, when the flag is set.
@@ -46,6 +48,8 @@ class LaunchList final : public Program {
     std::vector<uint32_t> drops; // registers that are dead afterwards
     std::vector<int64_t> sizes, strides; // Allocate, View
     int64_t offset = 0;
+    bool varies = false; // sizes, strides and offset are positions in the list of integers
+    std::vector<uint32_t> integers; // Kernel: positions of those that follow the pointers
     c10::ScalarType dtype = c10::ScalarType::Undefined;
     void* kernel = nullptr;
     const c10::OperatorHandle* op = nullptr;
@@ -64,7 +68,8 @@ class LaunchList final : public Program {
 
   LaunchList(
       uint32_t registers, std::vector<NumberVector> vectors, std::vector<Instruction> instructions,
-      std::vector<at::Tensor> constants, std::vector<uint32_t> results, std::vector<uint32_t> returned, size_t outputs);
+      std::vector<at::Tensor> constants, std::vector<uint32_t> results, std::vector<uint32_t> returned, size_t outputs,
+      std::vector<Polynomial> integers, size_t numbers);
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const std::vector<c10::IValue>& numbers) const override;
 
  private:
@@ -75,6 +80,8 @@ class LaunchList final : public Program {
   std::vector<uint32_t> results_; // registers
   std::vector<uint32_t> returned_; // the output that each of them is
   size_t outputs_;
+  std::vector<Polynomial> integers_; // those that depend on symbols
+  size_t numbers_; // how many come before the symbols' values
   size_t most_pointers_ = 512; // room for those of any kernel, and for what its caller passes beyond them
 };
 

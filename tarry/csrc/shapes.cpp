@@ -1,7 +1,8 @@
 // Shape inference: the operator is run once on meta tensors for each new combination of argument types and constants.
 // Where there is no meta kernel, or it refuses, the operator is run on zeros on the CPU: that tells the shape too, and if the
 // call is wrong it raises the very error that eager PyTorch raises. Small calls of operators whose meta kernels are known to be
-// lenient (about dtypes, dimensions, overlapping memory) are run there too, so that a mistake surfaces at its line.
+// lenient (about dtypes, dimensions, overlapping memory) are run there first, so that a mistake surfaces at its line; and it is
+// quick: a meta kernel in Python takes longer than a small call. For others, there may be a rule in C++ (meta_rules.h).
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty_strided.h>
 #include <torch/csrc/Exceptions.h>
@@ -25,7 +26,6 @@ struct Probe {
   std::vector<size_t> argument_of; // the position of each in the schema
   size_t current_argument = 0;
   bool declares_views = false;
-  int64_t elements = 0;
 
   at::Tensor stand_in(const at::Tensor& tensor, bool mutable_argument) {
     const bool wrapped = tensor.unsafeGetTensorImpl()->is_wrapped_number();
@@ -35,14 +35,23 @@ struct Probe {
     const auto options = at::TensorOptions().dtype(tensor.scalar_type()).device(device);
     const at::Tensor result = at::empty_strided(tensor.sizes(), tensor.strides(), options);
     if (!device.is_meta()) {
-      // Zeros are valid indices, ones are valid divisors.
-      result.fill_(op.has(kPointwise) ? 1 : 0);
+      fill(result);
     }
     tensors.push_back(result);
-    elements += tensor.numel();
     is_mutable.push_back(mutable_argument);
     argument_of.push_back(current_argument);
     return result;
+  }
+
+  // Zeros are valid indices, ones are valid divisors.
+  void fill(const at::Tensor& tensor) const {
+    if (op.has(kPointwise) && c10::isIntegralType(tensor.scalar_type(), true)) {
+      tensor.fill_(1);
+    } else if (tensor.is_cpu()) {
+      std::memset(tensor.mutable_data_ptr(), 0, tensor.storage().nbytes());
+    } else {
+      tensor.zero_();
+    }
   }
 
   c10::IValue stand_in(const c10::IValue& value, bool mutable_argument) {
@@ -93,7 +102,7 @@ struct Probe {
     return std::nullopt;
   }
 
-  torch::jit::Stack run(c10::ArrayRef<c10::IValue> arguments) {
+  torch::jit::Stack run(c10::ArrayRef<c10::IValue> arguments, const c10::KernelFunction* rule = nullptr) {
     torch::jit::Stack stack;
     stack.reserve(arguments.size());
     for (size_t i = 0; i < arguments.size(); ++i) {
@@ -101,7 +110,11 @@ struct Probe {
       stack.push_back(argument(arguments[i], op.arguments[i]));
     }
     PlainDispatch plain;
-    op.handle.callBoxed(&stack);
+    if (rule) {
+      rule->callBoxed(op.handle, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
+    } else {
+      op.handle.callBoxed(&stack);
+    }
     return stack;
   }
 };
@@ -216,15 +229,10 @@ std::unique_ptr<Signature> describe(const Probe& probe, const torch::jit::Stack&
 
 // Runs the call, or says in `error` why it could not be run.
 std::unique_ptr<Signature> try_on(
-    c10::Device device, const Operator& op, c10::ArrayRef<c10::IValue> arguments, std::exception_ptr& error,
-    int64_t* elements = nullptr) {
+    c10::Device device, const Operator& op, c10::ArrayRef<c10::IValue> arguments, std::exception_ptr& error) {
   Probe probe(op, device);
   try {
-    const torch::jit::Stack results = probe.run(arguments);
-    if (elements) {
-      *elements = probe.elements;
-    }
-    return describe(probe, results, arguments);
+    return describe(probe, probe.run(arguments), arguments);
   } catch (python_error& python) {
     python.persist(); // a Python meta kernel raised; keep the exception with the C++ one
     error = std::current_exception();
@@ -257,7 +265,40 @@ bool is_not_implemented(const std::exception_ptr& error) {
   }
 }
 
+// What the rule in C++ says, if it can tell.
+std::unique_ptr<Signature> try_rule(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
+  if (!op.rule) {
+    return nullptr;
+  }
+  Probe probe(op, c10::Device(c10::kMeta));
+  try {
+    const torch::jit::Stack results = probe.run(arguments, op.rule);
+    const bool told = std::all_of(
+        results.begin(), results.end(), [](const c10::IValue& result) { return !result.isTensor() || result.toTensor().defined(); });
+    return told ? describe(probe, results, arguments) : nullptr;
+  } catch (const c10::Error&) {
+    return nullptr;
+  }
+}
+
 constexpr int64_t kSmall = 1 << 16;
+
+bool is_small(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
+  int64_t elements = 0;
+  auto add = [&](const c10::IValue& value) {
+    elements += value.isTensor() && value.toTensor().defined() ? value.toTensor().numel() : 0;
+  };
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (op.arguments[i].kind == ArgKind::Tensor) {
+      add(arguments[i]);
+    } else if (op.arguments[i].kind == ArgKind::TensorList && !arguments[i].isNone()) {
+      for (const c10::IValue& item : arguments[i].toListRef()) {
+        add(item);
+      }
+    }
+  }
+  return elements <= kSmall;
+}
 
 // Convolutions keep channels_last on every real device; their meta kernel does not know of ours.
 void keep_memory_format(const Operator& op, c10::ArrayRef<c10::IValue> arguments, Signature& signature) {
@@ -287,13 +328,17 @@ std::unique_ptr<Signature> infer_signature(const Operator& op, c10::ArrayRef<c10
       return signature;
     }
   }
-  int64_t elements = 0;
-  if (auto signature = try_on(c10::Device(c10::kMeta), op, arguments, meta_error, &elements)) {
-    if (op.has(kVerify) && elements <= kSmall && real_device().is_cpu()) {
-      std::exception_ptr error;
-      if (!try_on(c10::Device(c10::kCPU), op, arguments, error)) {
-        std::rethrow_exception(error);
-      }
+  std::exception_ptr refused; // by the CPU
+  if (op.has(kVerify) && real_device().is_cpu() && is_small(op, arguments)) {
+    if (auto signature = try_on(real_device(), op, arguments, refused)) {
+      return signature;
+    }
+  } else if (auto signature = try_rule(op, arguments)) {
+    return signature;
+  }
+  if (auto signature = try_on(c10::Device(c10::kMeta), op, arguments, meta_error)) {
+    if (refused) {
+      std::rethrow_exception(refused);
     }
     keep_memory_format(op, arguments, *signature);
     return signature;

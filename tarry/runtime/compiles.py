@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from time import perf_counter
 from typing import TypeVar
 
 from tarry import events
-from tarry.backends.base import Backend, Batch, Policy, PythonNumber, Step
+from tarry.backends.base import Backend, Batch, Policy, Step
 from tarry.config import config
 from tarry.errors import BackendError, Unsupported
 from tarry.runtime.background import Background, Job
@@ -17,18 +18,20 @@ from tarry.runtime.dispatch import profiled
 from tarry.runtime.forbid import RecompileGuard
 from tarry.runtime.remote import CompileProcess, StoppedError
 from tarry.runtime.steps import (
+    Another,
     CompiledStep,
     InterpretedStep,
     Make,
     Recording,
-    Runnable,
+    ReferenceStep,
     Variant,
     unsupported_message,
 )
+from tarry.runtime.symbolic import SizedRecording, SymbolicStep
 from tarry.runtime.why import KnownGraphs, say
 
 T = TypeVar("T")
-Another = Callable[[CompiledStep, Batch, list[PythonNumber]], Runnable]
+log = logging.getLogger("tarry")
 
 
 class Compiles:
@@ -88,6 +91,20 @@ class Compiles:
                 return InterpretedStep(unsupported_message(backend, error))
 
         return self._make(backend, recording, reason, work, background)
+
+    def sized_step(self, backend: Backend, recording: SizedRecording, another: Another, *, background: bool) -> Step:
+        """The step of a recording for all its sizes, if the backend can make one."""
+
+        def work(make: Make) -> Step:
+            try:
+                step = SymbolicStep(backend, recording, make, self._guard, another)
+            except Unsupported as error:
+                log.info("%s; but the step is not compiled for all sizes: %s", recording.why, error.reason)
+                return ReferenceStep(error.reason)
+            say(f"{recording.why}; from here on, one program takes all sizes")
+            return step
+
+        return self._make(backend, recording, recording.why, work, background)
 
     def variant(
         self, backend: Backend, step: CompiledStep, recording: Recording, reason: str, *, background: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from tarry.backends.base import Backend, Batch, Policy, PythonNumber, Step
@@ -35,9 +36,13 @@ class GraphStep:
     constants to a program, unless it is plain that the next program will take them as inputs.
     """
 
-    def __init__(self, compiles: Compiles, backend: Backend) -> None:
+    def __init__(
+        self, compiles: Compiles, backend: Backend, instead: Callable[[Batch], Step | None] = lambda batch: None
+    ) -> None:
+        """`instead` is asked before anything is compiled: there may be another step for it by now."""
         self._compiles = compiles
         self._backend = backend
+        self._instead = instead
         self._step: Step | None = None
         self._job: Job[Step] | None = None
         self._seen = False
@@ -60,24 +65,35 @@ class GraphStep:
 
     def compile_now(self, batch: Batch) -> Step:
         """Compile, and wait for it."""
+        step = self._instead(batch)
+        if step is None:
+            work = self._work(batch, background=False)
+            step = apart(work)
+        return self._take(step)
+
+    def _work(self, batch: Batch, *, background: bool) -> Callable[[], Step]:
+        """What makes the program of a batch. What it needs of the batch is taken now."""
         recording = Recording(batch)
-        made = apart(lambda: self._compiles.step(self._backend, recording, self._another, background=False))
-        return self._take(made)
+        return lambda: self._compiles.step(self._backend, recording, self._another, background=background)
+
+    def _comes_again(self) -> bool:
+        """Whether to compile: it was seen before."""
+        seen, self._seen = self._seen, True
+        return seen
 
     def _without_program(self, batch: Batch, policy: Policy) -> Step:
         if self._job is None:
             self._compiles.refuse_new(batch)
             if policy == "wait":
                 return self.compile_now(batch)
-            if not self._seen:
-                self._seen = True
+            if not self._comes_again():
                 return _NEW
             if self._compiles.crowded:
                 return _CROWDED
-            recording = Recording(batch)
-            self._job = self._compiles.submit(
-                lambda: self._compiles.step(self._backend, recording, self._another, background=True)
-            )
+            instead = self._instead(batch)
+            if instead is not None:
+                return self._take(instead)
+            self._job = self._compiles.submit(self._work(batch, background=True))
             return _COMPILING
         if policy == "wait":
             self._job.wait()

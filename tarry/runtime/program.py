@@ -81,7 +81,7 @@ class CompiledProgram:
         if self._unknown and config.fallback == "error":
             raise _fallback_error(self._backend, self._unknown[0])
         if self._native is not None:
-            self.run_native(batch)
+            self.run_native(batch, numbers[len(self._graph.numbers) :])
         else:
             self._run_in_python(batch, numbers)
 
@@ -94,20 +94,25 @@ class CompiledProgram:
             except Exception as error:
                 self._diagnose(batch, error)
 
+    def accepts(self, symbols: Sequence[int]) -> bool:
+        """Whether a program with symbolic sizes is right for these values."""
+        accepts = None if self._whole is None else self._whole.accepts
+        return accepts is None or accepts(symbols)
+
     @property
     def is_native(self) -> bool:
         """Whether the program runs without Python; it then knows all its operators."""
         return self._native is not None
 
-    def run_native(self, batch: Batch) -> None:
-        """As `run`, for a native program."""
+    def run_native(self, batch: Batch, symbols: Sequence[Any] = ()) -> None:
+        """As `run`, for a native program, which reads the numbers itself."""
         try:
-            accepted = batch.run(self._native, self._update)  # no signal handler of Python's runs in there
+            accepted = batch.run(self._native, self._update, symbols)  # no signal handler of Python's runs in there
         except Exception as error:
             self._diagnose(batch, error)
         else:
             if not accepted:
-                self._run_in_python(batch, batch.numbers())
+                self._run_in_python(batch, [*batch.numbers(), *symbols])
 
     def _run(self, batch: Batch, numbers: list[PythonNumber]) -> list[Any]:
         """The results as tensors. The native part checks them where they are committed: nothing here looks at each."""
@@ -250,9 +255,7 @@ def _compile_split(make: Callable[[Graph], Computation], graph: Graph, parts: Sp
         takes = (parts.early_takes, parts.late_takes, parts.outputs, parts.numbers, parts.seeds)
         native = C.split_program(early.native, late.native, *map(list, takes))
     in_place = frozenset(k for k, source in enumerate(parts.outputs) if source in late.in_place)
-    return Computation(
-        run, graph, in_place, lambda: f"{early.backend_text}\n\n{late.backend_text}", native
-    )
+    return Computation(run, graph, in_place, lambda: f"{early.backend_text}\n\n{late.backend_text}", native)
 
 
 def _fallback_error(backend: Backend, node: Node) -> FallbackError:

@@ -62,29 +62,30 @@ class Recording:
         return f"a step of {self.num_operations} operators{where}"
 
 
+Another: TypeAlias = "Callable[[CompiledStep, Batch, list[PythonNumber]], Runnable]"
+
+
 class CompiledStep:
     """The programs of one structure of graph. They differ in the numbers that are constants to them."""
 
     def __init__(
-        self,
-        backend: Backend,
-        recording: Recording,
-        make: Make,
-        guard: Callable[[], object],
-        another: Callable[[CompiledStep, Batch, list[PythonNumber]], Runnable],
+        self, backend: Backend, recording: Recording, make: Make, guard: Callable[[], object], another: Another
     ) -> None:
         """`another` is asked what to run for a batch with numbers that no program was compiled for."""
+        self._set_up(backend, run(recording.recorded, backend.stage), guard, another)
+        self._positions = recording.positions
+        self.add(self.compile(recording.numbers, make))
+
+    def _set_up(self, backend: Backend, graph: Graph, guard: Callable[[], object], another: Another) -> None:
         self._backend = backend
-        self._graph = run(recording.recorded, backend.stage)
+        self._graph = graph
         self._decompositions = named(backend.decompositions())
         self._lowerings = lowerings_for(backend.name)
         self._variants: list[Variant] = []
         self._varied: frozenset[int] = frozenset()
         self._refused: tuple[frozenset[int], dict[int, Node]] | None = None
         self._guard = guard
-        self._positions = recording.positions
         self._ask_for_another = another
-        self.add(self.compile(recording.numbers, make))
 
     def text(self) -> str:
         """What the backend has made of the graph."""
@@ -136,12 +137,7 @@ class CompiledStep:
         backend = self._backend
         refusals = self._refusals()
         constants = {index: numbers[index] for index in refusals}
-        graph = specialize(self._graph, constants)
-        if self._lowerings:
-            graph = decompose(graph, self._lowerings, lambda node: node.op not in self._lowerings)
-        graph = decompose(graph, self._decompositions, backend.supports)
-        in_place = backend.capabilities.updates_in_place
-        graph = safe_updates(graph, torch.device(backend.device).type) if in_place else _without_updates(graph)
+        graph = self._ready(self._graph, constants)
         program: Runnable
         try:
             parts = split(graph, *self._positions) if config.run_ahead and backend.runs_ahead(graph) else None
@@ -150,7 +146,21 @@ class CompiledStep:
             if not self._variants:
                 raise
             program = InterpretedStep(unsupported_message(backend, error))
+        return self._guarded(constants, refusals, program)
+
+    @staticmethod
+    def _guarded(constants: Mapping[int, PythonNumber], refusals: Mapping[int, Node], program: Runnable) -> Variant:
         return _NumberGuard(constants, refusals), program
+
+    def _ready(self, graph: Graph, constants: Mapping[int, PythonNumber]) -> Graph:
+        """The graph as the backend is given it, with these numbers as constants."""
+        backend = self._backend
+        graph = specialize(graph, constants)
+        if self._lowerings:
+            graph = decompose(graph, self._lowerings, lambda node: node.op not in self._lowerings)
+        graph = decompose(graph, self._decompositions, backend.supports)
+        in_place = backend.capabilities.updates_in_place
+        return safe_updates(graph, torch.device(backend.device).type) if in_place else _without_updates(graph)
 
     def _refusals(self) -> dict[int, Node]:
         """The numbers that cannot be inputs, each with a node that needs its value."""

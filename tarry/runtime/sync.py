@@ -27,8 +27,10 @@ from tarry.runtime.closures import StepClosures
 from tarry.runtime.compiles import Compiles
 from tarry.runtime.data import evacuate, ordinal_of, read_stand_in
 from tarry.runtime.dispatch import PlainDispatch, profiled, refuse_apart
+from tarry.runtime.family import FamilyStep
 from tarry.runtime.policy import GraphStep
 from tarry.runtime.steps import CompiledStep
+from tarry.runtime.varying import AnySizes, Families, Family
 
 
 class Runtime:
@@ -38,6 +40,7 @@ class Runtime:
         self._native = native
         self._lock = threading.RLock()
         self._cache = ProgramCache()
+        self._sizes = Families()
         self._closures = StepClosures()
         self._backend: Backend | None = None
         self._in_flight = False
@@ -95,6 +98,7 @@ class Runtime:
                 self._compiles.forget()
                 self._retire(old)
             self._cache.clear()
+            self._sizes.clear()
             self.generation += 1
             self._native.forget_expectations()
             try:
@@ -213,10 +217,10 @@ class Runtime:
         self._in_flight = True
         try:
             with profiled("tarry::step"):
-                step = self._cache.find(batch)
+                step = self._cache.find(batch) or self._sizes.find(batch)
                 if step is None:
                     step = self._new_step(backend, batch)
-                elif type(step) is not GraphStep or step.ready:
+                elif getattr(step, "ready", True):
                     events.emit("cache_hit")
                 self._execute(step, batch)
         finally:
@@ -244,6 +248,7 @@ class Runtime:
         if policy != "never":
             self._compiles.refuse_new(batch)
         start = perf_counter()
+        family, varies = self._sizes.note(batch)
         step = backend.prepare(Program(batch))
         if step is not None:
             events.emit(
@@ -254,12 +259,41 @@ class Runtime:
                 seconds=perf_counter() - start,
                 reason="",
             )
+            if family is not None and varies:
+                family.step = AnySizes(step)
+                return step
+        elif family is not None and varies and backend.capabilities.symbolic_sizes and config.symbolic_sizes:
+            return self._sized_step(backend, batch, family)
         else:
-            step = GraphStep(self._compiles, backend)
+            step = self._graph_step(backend, family)
             if policy == "wait":
                 step.compile_now(batch)
         self._cache.keep(batch, step, config.max_cached_programs)
         return step
+
+    def _graph_step(self, backend: Backend, family: Family | None, *, refused: bool = False) -> GraphStep:
+        """A step for batches of the same sizes. `refused`: the program of their family is not right for them."""
+
+        def instead(batch: Any) -> Step | None:
+            covered = None if refused or family is None else self._sizes.find(batch)  # by now, perhaps
+            if covered is None and family is not None:
+                return family.crowded(batch)
+            return covered
+
+        return GraphStep(self._compiles, backend, instead)
+
+    def _sized_step(self, backend: Backend, batch: Any, family: Family) -> Step:
+        """The step for a batch and others of its family."""
+
+        def otherwise(later: Any) -> Step:
+            step = self._graph_step(backend, family, refused=True)
+            self._cache.keep(later, step, config.max_cached_programs)
+            return step
+
+        family.step = FamilyStep(self._compiles, backend, family, otherwise)
+        found = self._sizes.find(batch)
+        assert found is not None  # the template was made from this batch
+        return found
 
     def compiled_text(self, tensors: list[torch.Tensor]) -> str:
         """What the backend makes of the graph behind some tensors, as text. Compiles it, runs nothing."""

@@ -13,6 +13,8 @@ from torch.nn import functional as F
 
 import tarry
 from tarry.backends.base import Program
+from tarry.backends.fx import FxProgram
+from tarry.backends.fx.symbolic import SymbolicFxProgram
 from tarry.backends.inductor import InductorBackend, why_not
 from tarry.backends.inductor.launch import launch_list
 from tarry.native import C
@@ -72,16 +74,16 @@ def test_a_number_where_a_tensor_is_expected_is_left_to_python() -> None:
         tarry.set_backend("eager")
 
 
-def _launch(source: str, scope: dict[str, Any], inputs: int = 1, outputs: int = 1) -> Any:
-    """What is made of a program of these statements."""
+def _launch(source: str, scope: dict[str, Any], inputs: int = 1, outputs: int = 1, symbols: int = 0) -> Any:
+    """What is made of a program of these statements. The first parameters are the symbols, if there are any."""
     indented = "\n".join(f"    {line}" for line in source.strip().splitlines())
-    text = f"def call(args):\n    {', '.join(f'arg{k}_1' for k in range(inputs))}, = args\n{indented}\n"
+    text = f"def call(args):\n    {', '.join(f'arg{k}_1' for k in range(symbols + inputs))}, = args\n{indented}\n"
     scope = {"torch": torch, "aten": torch.ops.aten, **scope}
     exec(text, scope)
-    program = SimpleNamespace(
-        graph=SimpleNamespace(inputs=[None] * inputs, outputs=[None] * outputs), vectors=[], in_place=frozenset()
-    )
-    made = launch_list(scope["call"], text, program)  # type: ignore[arg-type]
+    graph: Any = SimpleNamespace(inputs=[None] * inputs, outputs=[None] * outputs, numbers=[])
+    fields: Any = (None, graph, torch.device("cpu"), [], frozenset())
+    program = SymbolicFxProgram(*fields, symbols) if symbols else FxProgram(*fields)
+    made = launch_list(scope["call"], text, program)
     return None if made is None else made[0]
 
 
@@ -112,6 +114,22 @@ def test_anything_else_is_left_to_python(statements: str) -> None:
         assert _launch(statements, {"helper": abs}) is None
     finally:
         library._destroy()
+
+
+@pytest.mark.parametrize(
+    ("size", "taken"),
+    [("s7", True), ("1 + 2*s7", True), ("s7*s7 - 3", True), ("s7 // 2", False), ("max(1, s7)", False)],
+)
+def test_sizes_that_depend_on_symbols(size: str, taken: bool) -> None:
+    statements = f"""
+s7 = arg0_1
+buf0 = empty_strided_cpu(({size}, 2), (2, 1), torch.float32)
+buf1 = reinterpret_tensor(arg1_1, (2, {size}), (1, 2), {size})
+del arg1_1
+return (buf0, buf1, )
+"""
+    scope = {"empty_strided_cpu": torch.empty_strided, "reinterpret_tensor": torch.as_strided}
+    assert isinstance(_launch(statements, scope, outputs=2, symbols=1), C.Program if taken else type(None))
 
 
 def test_constants_travel_with_the_program() -> None:

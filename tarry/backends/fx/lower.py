@@ -11,7 +11,7 @@ import torch
 
 from tarry.backends.base import PythonNumber
 from tarry.backends.fx.numbers import FORMS, aten, is_custom, with_tensors
-from tarry.backends.fx.opaque import is_masked, is_opaque, keep_mask, laid_out, opaque, seed_of
+from tarry.backends.fx.opaque import has_sizes, is_masked, is_opaque, keep_mask, laid_out, opaque, seed_of
 from tarry.backends.lowering import LoweringContext
 from tarry.errors import Unsupported
 from tarry.ir.graph import HERE, Graph, Node, Number, Value
@@ -187,6 +187,8 @@ class FxLowering(LoweringContext[torch.fx.Node]):
         seed = seed_of(node)
         if seed is not None:
             given.append(self.number(seed))
+        if has_sizes(node):
+            given += [list(part) for value in node.results for part in (value.type.sizes, value.type.strides)]
         made = self._call(target, *given)
         if len(node.results) == 1:
             return [made if value is not None else None for value in node.outputs]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from tarry.ir.evaluate import run_node
 from tarry.ir.graph import HERE, GraphBuilder, Node, Number
 from tarry.ir.layout import TensorType
 from tarry.ir.operators import draws_nothing, operator
+from tarry.ir.sizes import Size
 
 NAMESPACE = "tarry_opaque"
 _NUMBER = "a number that is a tensor here"
@@ -60,7 +62,7 @@ def keep_mask() -> Any:
     """`keep_mask(sizes, keep, seed)`: on the CPU, a mask that is True with probability `keep`: the very bits that
     dropout draws in eager PyTorch from a generator with this seed."""
     library = _library()
-    library.define("keep_mask(int[] sizes, float keep, Tensor seed) -> Tensor")
+    library.define("keep_mask(SymInt[] sizes, float keep, Tensor seed) -> Tensor")
 
     def draw(sizes: list[int], keep: float, seed: torch.Tensor) -> torch.Tensor:
         generator = torch.Generator().manual_seed(int(seed))
@@ -105,40 +107,63 @@ def _is_number(arg: Any) -> bool:
 
 def opaque(node: Node) -> tuple[Any, list[int]]:
     """The pure operator for a node, and which arguments of the node it takes; the seed follows, if the node has one.
-    Numbers that are inputs of the graph are tensors to it."""
+    Numbers that are inputs of the graph are tensors to it. Sizes and strides of the results come last, if they vary."""
     arguments = operator(node.op).arguments
     taken = [k for k, argument in enumerate(arguments) if "Generator" not in argument.type]
     types = tuple(None if value is None else value.type for value in node.outputs)
+    if has_sizes(node):  # which sizes is no part of the operator then
+        types = tuple(None if t is None else TensorType(t.dtype, (0,) * t.rank, (0,) * t.rank) for t in types)
     declared = tuple(
         _NUMBER if _is_number(arg) else argument.type for arg, argument in zip(node.args, arguments, strict=True)
     )
-    return _define(node.op, declared, types, seed_of(node) is not None), taken
+    return _define(node.op, declared, types, seed_of(node) is not None, has_sizes(node)), taken
+
+
+def has_sizes(node: Node) -> bool:
+    """Whether the types of a node's results vary, so that its opaque operator takes them as arguments."""
+    return any(isinstance(n, Size) for value in node.results for n in (*value.type.sizes, *value.type.strides))
 
 
 @functools.cache
-def _define(op: str, declared: tuple[str, ...], types: tuple[TensorType | None, ...], seeded: bool) -> Any:
+def _define(op: str, declared: tuple[str, ...], types: tuple[TensorType | None, ...], seeded: bool, sized: bool) -> Any:
     """One operator for each set of result types: what comes out is known from the recording, so nothing infers it. And
     for each schema: a custom operator may be declared anew with another."""
     taken = [type_ for type_ in declared if "Generator" not in type_]
-    digest = hashlib.sha256(repr((op, declared, types, seeded)).encode()).hexdigest()[:16]  # the same in every process
+    made = tuple(type_ for type_ in types if type_ is not None)
+    identity = repr((op, declared, types, seeded, sized)) if sized else repr((op, declared, types, seeded))
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]  # the same in every process
     name = f"{op.replace('::', '_').replace('.', '_')}_{digest}"
     parameters = [f"{schema_type(type_)} a{k}" for k, type_ in enumerate(taken)]
     if seeded:
         parameters.append("Tensor seed")
-    made = tuple(type_ for type_ in types if type_ is not None)
+    fixed = len(parameters)
+    if sized:
+        parameters += [f"SymInt[] {what}{k}" for k in range(len(made)) for what in ("sizes", "strides")]
     returns = "Tensor" if len(made) == 1 else "(" + ", ".join(["Tensor"] * len(made)) + ")"
     library = _library()
     library.define(f"{name}({', '.join(parameters)}) -> {returns}", tags=(torch.Tag.needs_exact_strides,))
 
     def call(*args: Any) -> Any:
         given = [arg.item() if type_ is _NUMBER else arg for arg, type_ in zip(args, taken, strict=False)]
-        return _call(op, (*given, *args[len(taken) :]), types, seeded)
+        return _call(op, (*given, *args[len(taken) : fixed]), _sized(types, args[fixed:]), seeded)
+
+    def fake(*args: Any) -> Any:
+        kinds = [type_ for type_ in _sized(types, args[fixed:]) if type_ is not None]
+        return _one_or_all(_empty(kinds, _device(args[:fixed])))
 
     library.impl(name, call, "CompositeExplicitAutograd")
-    torch.library.register_fake(
-        f"{NAMESPACE}::{name}", lambda *args: _one_or_all(_empty(made, _device(args))), lib=library
-    )
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
     return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+def _sized(types: tuple[TensorType | None, ...], given: tuple[Any, ...]) -> tuple[TensorType | None, ...]:
+    """The types with these sizes and strides, one after the other; as they are if none are given."""
+    if not given:
+        return types
+    rest = iter(given)
+    return tuple(
+        None if type_ is None else TensorType(type_.dtype, tuple(next(rest)), tuple(next(rest))) for type_ in types
+    )
 
 
 def _call(op: str, args: tuple[Any, ...], types: tuple[TensorType | None, ...], seeded: bool) -> Any:
@@ -174,7 +199,7 @@ def _device(args: tuple[Any, ...]) -> torch.device:
     return asked[0] if asked else next(item.device for item in flat if isinstance(item, torch.Tensor))
 
 
-def _empty(types: tuple[TensorType, ...], device: torch.device) -> list[torch.Tensor]:
+def _empty(types: Iterable[TensorType], device: torch.device) -> list[torch.Tensor]:
     return [torch.empty_strided(t.sizes, t.strides, dtype=t.dtype, device=device) for t in types]
 
 

@@ -100,6 +100,8 @@ class Generated:
                 "results": listing.results,
                 "returned": listing.returned,
                 "outputs": listing.outputs,
+                "integers": listing.integers,
+                "numbers": listing.numbers,
                 "libraries": len(listing.libraries),
             }
             blobs += [zlib.compress(Path(path).read_bytes(), _LEVEL) for path in listing.libraries]
@@ -145,6 +147,8 @@ def _listing(fields: dict[str, Any], constants: list[torch.Tensor]) -> Listing:
         returned=fields["returned"],
         outputs=fields["outputs"],
         libraries=[],
+        integers=[[(factor, product) for factor, product in terms] for terms in fields["integers"]],
+        numbers=fields["numbers"],
     )
 
 

@@ -18,13 +18,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tarry.backends.base import Backend, Capabilities, Computation, PythonNumber, Run
 from tarry.backends.fx import FxProgram, lower, takes_number
 from tarry.backends.fx.opaque import is_masked, is_opaque
+from tarry.backends.fx.symbolic import SymbolicFxProgram, lower_symbolic
 from tarry.backends.inductor.artifact import Generated
 from tarry.backends.inductor.capture import Capture
 from tarry.backends.inductor.launch import launch_list
 from tarry.backends.inductor.settings import apply_settings, fingerprint, is_json, settings
+from tarry.backends.inductor.symbolic import SymbolicSizes, check_results
 from tarry.errors import Unsupported
 from tarry.ir.graph import Graph, Node, Number, Value
 from tarry.ir.layout import VIEW_RULES
+from tarry.ir.sizes import Symbols
 
 # Inductor's entry point for graphs that are flat and need no autograd is not public: checked on torch 2.11 and 2.13.
 # All uses of it are in this file.
@@ -43,7 +46,7 @@ class InductorBackend(Backend):
     """
 
     name = "inductor"
-    capabilities = Capabilities(updates_in_place=True)
+    capabilities = Capabilities(updates_in_place=True, symbolic_sizes=True)
     compile_policy = "background"
 
     def __init__(
@@ -77,15 +80,13 @@ class InductorBackend(Backend):
         )
 
     def compile(self, graph: Graph) -> Computation:
-        try:
+        with _giving_up():
             program = self._lower(graph)
+            fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+            with torch.no_grad(), fake_mode:
+                examples = program.example_inputs()
             with _lock, self._configured():
-                compiled, source = _compile(program)
-        except Unsupported:
-            raise
-        except Exception as error:
-            message = str(error).strip().splitlines() or [""]
-            raise Unsupported(None, f"Inductor gave up: {type(error).__name__}: {message[0]}") from error
+                compiled, source = _compile(program, fake_mode, examples)
         function = getattr(compiled, "current_callable", None) or compiled  # the generated code itself
         linked = launch_list(function, source(), program) if self.device == "cpu" else None
         native, listing = linked or (None, None)
@@ -138,17 +139,45 @@ class InductorBackend(Backend):
     def _arguments(self) -> dict[str, Any]:
         return {"cudagraphs": self.cudagraphs, "device_random": self.device_random, "options": self.options}
 
+    def compile_symbolic(self, graph: Graph, symbols: Symbols) -> Computation:
+        with _giving_up():
+            # Not by Inductor's own generator, and not as a CUDA graph: that has the sizes it was captured with.
+            program = lower_symbolic(_without_scattered_updates(graph), self.device, len(symbols))
+            sizes = SymbolicSizes(symbols)
+            fake_mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes.environment)
+            with torch.no_grad(), fake_mode:
+                examples = program.symbolic_inputs(sizes.symbols)
+            with _lock, self._configured():
+                compiled, source = _compile(program, fake_mode, examples, first=len(symbols))
+            accepts = sizes.guards()
+        function = getattr(compiled, "current_callable", None) or compiled
+        linked = launch_list(function, source(), program) if self.device == "cpu" else None
+        run = _symbolic_runner(program, function)
+        return Computation(run, graph, program.in_place, source, linked and linked[0], accepts=accepts)
+
     @contextlib.contextmanager
     def _configured(self) -> Iterator[None]:
         from torch._inductor import config
 
         options = {
             "size_asserts": False,  # the runtime checks the inputs by the structure of the graph
-            "fallback_random": True,
+            "fallback_random": not self.device_random,
             **self.options,
         }
         with config.patch(options):
             yield
+
+
+@contextlib.contextmanager
+def _giving_up() -> Iterator[None]:
+    """Whatever goes wrong in there means that the graph cannot be compiled."""
+    try:
+        yield
+    except Unsupported:
+        raise
+    except Exception as error:
+        message = str(error).strip().splitlines() or [""]
+        raise Unsupported(None, f"Inductor gave up: {type(error).__name__}: {message[0]}") from error
 
 
 def why_not(device: str) -> str:
@@ -169,7 +198,10 @@ def why_not(device: str) -> str:
     return ""
 
 
-def _compile(program: FxProgram) -> tuple[Any, Any]:
+def _compile(
+    program: FxProgram, fake_mode: FakeTensorMode, examples: list[Any], first: int = 0
+) -> tuple[Any, Any]:
+    """Compile an FX graph; the inputs of the IR graph come from position `first` on."""
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
@@ -177,11 +209,14 @@ def _compile(program: FxProgram) -> tuple[Any, Any]:
     from torch._inductor.utils import BoxedBool
     from torch._inductor.virtualized import V
 
-    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with torch.no_grad(), fake_mode:
-        examples = program.example_inputs()
+    # What a factory makes of symbolic sizes has to be a fake tensor, too.
+    symbolic = fake_mode if isinstance(program, SymbolicFxProgram) else contextlib.nullcontext()
     with torch.no_grad():
-        traced = make_fx(program.module, decomposition_table=select_decomp_table())(*examples)
+        with symbolic:
+            traced = make_fx(program.module, decomposition_table=select_decomp_table())(*examples)
+        (output,) = [node for node in traced.graph.nodes if node.op == "output"]
+        if isinstance(program, SymbolicFxProgram):
+            check_results(program, [node.meta["val"] for node in output.args[0]], examples[:first])
         with torch._guards.tracing(torch._guards.TracingContext(fake_mode)), V.set_fake_mode(fake_mode):
             traced = joint_graph_passes(traced)
             (output,) = [node for node in traced.graph.nodes if node.op == "output"]
@@ -191,7 +226,7 @@ def _compile(program: FxProgram) -> tuple[Any, Any]:
                     traced,
                     examples,
                     cudagraphs=BoxedBool(False),  # see capture.py
-                    static_input_idxs=_updated_inputs(program),
+                    static_input_idxs=[first + k for k in _updated_inputs(program)],
                 )
     return compiled, lambda: getattr(compiled, "source_code", "") or ""
 
@@ -217,9 +252,7 @@ def _without_scattered_updates(graph: Graph) -> Graph:
                 hit.add(found[base])
     return replace(
         graph,
-        replaces=tuple(
-            None if index is not None and graph.inputs[index] in hit else index for index in graph.replaces
-        ),
+        replaces=tuple(None if index is not None and graph.inputs[index] in hit else index for index in graph.replaces),
     )
 
 
@@ -254,12 +287,31 @@ def _on_first_use(make: Callable[[], Run]) -> Run:
 
 
 def _runner(program: FxProgram, function: Any) -> Run:
+    arranged = _arranger(program)
+
+    def run(inputs: list[Any], numbers: list[PythonNumber]) -> list[Any]:
+        return arranged(function([*inputs, *program.number_tensors(numbers)]))
+
+    return run
+
+
+def _symbolic_runner(program: SymbolicFxProgram, function: Any) -> Run:
+    arranged = _arranger(program)
+    count = len(program.graph.numbers)
+
+    def run(inputs: list[Any], numbers: list[PythonNumber]) -> list[Any]:
+        return arranged(function([*numbers[count:], *inputs, *program.number_tensors(numbers)]))
+
+    return run
+
+
+def _arranger(program: FxProgram) -> Callable[[Sequence[Any]], list[Any]]:
+    """What puts results in the places of the graph's outputs. Those that are updated in place are not among them."""
     in_place = program.in_place
     count = len(program.graph.outputs)
     returned = [k for k in range(count) if k not in in_place]
 
-    def run(inputs: list[Any], numbers: list[PythonNumber]) -> list[Any]:
-        results = function([*inputs, *program.number_tensors(numbers)])
+    def arranged(results: Sequence[Any]) -> list[Any]:
         if not in_place:
             return list(results)
         outputs: list[Any] = [None] * count
@@ -267,4 +319,4 @@ def _runner(program: FxProgram, function: Any) -> Run:
             outputs[k] = result
         return outputs
 
-    return run
+    return arranged

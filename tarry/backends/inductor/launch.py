@@ -24,6 +24,8 @@ import torch
 
 from tarry.backends.fx import FxProgram
 from tarry.backends.fx.opaque import keep_mask
+from tarry.backends.fx.symbolic import SymbolicFxProgram
+from tarry.ir.sizes import Polynomial
 from tarry.native import C
 
 _IGNORED = frozenset({"assert_size_stride", "assert_alignment"})
@@ -54,6 +56,8 @@ class Listing:
     returned: list[int]
     outputs: int
     libraries: list[str]
+    integers: list[list[tuple[int, list[int]]]]  # polynomials of the symbols, if sizes vary
+    numbers: int  # of the graph; the symbols follow them
 
     def link(self) -> Any:
         """The native program. Raises NotUnderstoodError if an argument is one that only Python would convert."""
@@ -64,7 +68,15 @@ class Listing:
         ]
         try:
             return C.launch_list(
-                self.registers, self.vectors, instructions, self.constants, self.results, self.returned, self.outputs
+                self.registers,
+                self.vectors,
+                instructions,
+                self.constants,
+                self.results,
+                self.returned,
+                self.outputs,
+                self.integers,
+                self.numbers,
             )
         except RuntimeError as error:
             raise NotUnderstoodError(str(error)) from None
@@ -86,7 +98,8 @@ def _translate(function: Callable[..., Any], source: str, program: FxProgram) ->
     if scope is None or body is None:
         raise NotUnderstoodError("no such function")
     inputs = len(program.graph.inputs)
-    reader = _Reader(scope, inputs + len(program.vectors))
+    symbols = program.symbols if isinstance(program, SymbolicFxProgram) else 0
+    reader = _Reader(scope, inputs + len(program.vectors), symbols)
     for statement in body:
         reader.read(statement)
     if reader.results is None:
@@ -95,7 +108,18 @@ def _translate(function: Callable[..., Any], source: str, program: FxProgram) ->
     outputs = len(program.graph.outputs)
     vectors = [(vector.dtype, vector.indices) for vector in program.vectors]
     returned = [k for k in range(outputs) if k not in program.in_place]
-    return Listing(count, vectors, instructions, constants, reader.results, returned, outputs, reader.libraries)
+    return Listing(
+        registers=count,
+        vectors=vectors,
+        instructions=instructions,
+        constants=constants,
+        results=reader.results,
+        returned=returned,
+        outputs=outputs,
+        libraries=reader.libraries,
+        integers=[[(factor, list(product)) for factor, product in each.terms] for each in reader.integers],
+        numbers=len(program.graph.numbers),
+    )
 
 
 def _body(source: str) -> list[ast.stmt] | None:
@@ -108,11 +132,15 @@ def _body(source: str) -> list[ast.stmt] | None:
 
 
 class _Reader:
-    """Turns statements into instructions. Names are registers; those of the inputs come first."""
+    """Turns statements into instructions. Names are registers; those of the inputs come first. Names of symbols are
+    none: integers that depend on them are listed (`integers`), and instructions have their positions in that list."""
 
-    def __init__(self, scope: dict[str, Any], parameters: int) -> None:
+    def __init__(self, scope: dict[str, Any], parameters: int, symbols: int) -> None:
         self._scope = scope
         self._parameters = parameters
+        self._symbols = symbols
+        self._polynomials: dict[str, Polynomial] = {}  # by name
+        self.integers: dict[Polynomial, int] = {}
         self._constants: list[torch.Tensor] = []
         self._names: dict[str, int] = {}
         self._tuples: dict[str, list[int]] = {}
@@ -170,15 +198,20 @@ class _Reader:
                 raise NotUnderstoodError(ast.dump(statement)[:200])
 
     def _bind_parameters(self, names: Sequence[ast.expr]) -> None:
-        if len(names) != self._parameters or self._names:
+        if len(names) != self._symbols + self._parameters or self._names:
             raise NotUnderstoodError("other parameters")
         for k, name in enumerate(names):
             if not isinstance(name, ast.Name):
                 raise NotUnderstoodError("a parameter that is no name")
-            self._names[name.id] = k
+            if k < self._symbols:
+                self._polynomials[name.id] = Polynomial.symbol(k)
+            else:
+                self._names[name.id] = k - self._symbols
 
     def _assign(self, name: str, value: ast.expr) -> None:
         match value:
+            case ast.Name(id=source) if source in self._polynomials:
+                self._polynomials[name] = self._polynomials[source]
             case ast.Name(id=source) if source in self._names:
                 self._names[name] = self._new()
                 self._emit("move", [self._names[name]], [self._names[source]])
@@ -193,8 +226,7 @@ class _Reader:
                     "allocate",
                     [self._names[name]],
                     [],
-                    sizes=_literal(sizes),
-                    strides=_literal(strides),
+                    **self._layout(sizes, strides),
                     dtype=self._object(dtype),
                 )
             case ast.Call(func=ast.Name(id="reinterpret_tensor")):
@@ -220,8 +252,18 @@ class _Reader:
                 raise NotUnderstoodError("a kernel with a result")
             if len(call.args) > MAX_POINTERS:
                 raise NotUnderstoodError(f"a kernel of {len(call.args)} pointers")
-            sources = [self._register(argument) for argument in call.args]
-            self._emit("kernel", [], sources, library=self._library(library), symbol=KERNEL)
+            pointers = [argument for argument in call.args if not self._is_integer(argument)]
+            numbers = call.args[len(pointers) :]
+            if not all(self._is_integer(argument) for argument in numbers):
+                raise NotUnderstoodError("integers among a kernel's pointers")
+            self._emit(
+                "kernel",
+                [],
+                [self._register(each) for each in pointers],
+                library=self._library(library),
+                symbol=KERNEL,
+                integers=[self._place(self._integer(argument)) for argument in numbers],
+            )
             return
         if function is keep_mask():
             self._draw(call, targets)
@@ -307,13 +349,51 @@ class _Reader:
                 return self._names[name]
             case ast.Call(func=ast.Name(id="reinterpret_tensor"), args=[source, sizes, strides, offset], keywords=[]):
                 made = self._new()
-                fields = {"sizes": _literal(sizes), "strides": _literal(strides), "offset": _literal(offset)}
-                self._emit("view", [made], [self._register(source)], **fields)
+                self._emit("view", [made], [self._register(source)], **self._layout(sizes, strides, offset))
                 return made
         found = self._object(value)
         if isinstance(found, torch.Tensor):
             return self._constant(found)
         raise NotUnderstoodError(f"{found!r} where a tensor is expected")
+
+    # ---- integers that depend on symbols
+
+    def _layout(self, sizes: ast.expr, strides: ast.expr, offset: ast.expr | None = None) -> dict[str, Any]:
+        """The fields of an instruction that say how a buffer is looked at."""
+        given = [sizes, strides] if offset is None else [sizes, strides, offset]
+        if not self._symbols:
+            literals = [_literal(each) for each in given]
+            return dict(zip(("sizes", "strides", "offset"), literals, strict=False)) | {"varies": False}
+        fields: dict[str, Any] = {"varies": True}
+        for name, each in (("sizes", sizes), ("strides", strides)):
+            if not isinstance(each, ast.Tuple):
+                raise NotUnderstoodError(f"{name} that are no tuple")
+            fields[name] = [self._place(self._integer(item)) for item in each.elts]
+        if offset is not None:
+            fields["offset"] = self._place(self._integer(offset))
+        return fields
+
+    def _place(self, polynomial: Polynomial) -> int:
+        return self.integers.setdefault(polynomial, len(self.integers))
+
+    def _is_integer(self, value: ast.expr) -> bool:
+        return isinstance(value, ast.BinOp) or (isinstance(value, ast.Name) and value.id in self._polynomials)
+
+    def _integer(self, value: ast.expr) -> Polynomial:
+        match value:
+            case ast.Constant(value=int(number)):
+                return Polynomial.constant(number)
+            case ast.Name(id=name) if name in self._polynomials:
+                return self._polynomials[name]
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return Polynomial.constant(-1) * self._integer(operand)
+            case ast.BinOp(left=left, op=ast.Add(), right=right):
+                return self._integer(left) + self._integer(right)
+            case ast.BinOp(left=left, op=ast.Sub(), right=right):
+                return self._integer(left) + Polynomial.constant(-1) * self._integer(right)
+            case ast.BinOp(left=left, op=ast.Mult(), right=right):
+                return self._integer(left) * self._integer(right)
+        raise NotUnderstoodError(ast.dump(value)[:200])
 
     def _constant(self, tensor: torch.Tensor) -> int:
         """A tensor that the program carries with it; numbered from -1 downwards until all are known."""
