@@ -12,7 +12,9 @@ import signal
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 
 from tarry.backends.base import Backend, Computation
 from tarry.errors import IRError, Unsupported
@@ -58,7 +60,7 @@ def _compile(backend: Backend, graph: Graph) -> bytes:
 def main() -> None:
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a compiler that prints must not print into the replies
-    os.nice(19)
+    _stand_back()
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(requests,), daemon=True).start()
     send(replies, pack({"outcome": "ready"}))
@@ -68,6 +70,14 @@ def main() -> None:
         except queue.Empty:
             return
         send(replies, answer(request))
+
+
+def _stand_back() -> None:
+    """Take the lowest priority. Where the kernel shares processors between sessions first (autogroups), a process's own
+    priority counts within its session only; so that of the session, which is ours alone, is lowered as well."""
+    os.nice(19)
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text("19")
 
 
 def _listen(requests: queue.SimpleQueue[bytes]) -> None:
