@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -263,3 +264,65 @@ for v in w[1:]:
     for _ in range(3):
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+
+
+# ---- inputs that are told before they are recorded
+
+
+def _train_on_batches(
+    device: str, swapped: frozenset[int] = frozenset(), moved: frozenset[int] = frozenset()
+) -> list[Tensor]:
+    """A batch is new in each step. In `swapped` steps its parts come in the other order, and in `moved` ones a weight
+    is another tensor."""
+    torch.manual_seed(0)
+    net = Net().to(device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    losses = []
+    for step in range(14):
+        x, y = torch.randn(16, 8), torch.randn(16, 8)
+        if step in swapped:
+            y = y.to(device)
+            x = x.to(device)
+        else:
+            x, y = x.to(device), y.to(device)
+        if step in moved:
+            net.layers[3].weight.data = net.layers[3].weight.data.clone() * 0.5
+        loss = (net(x) - y).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach().cpu())
+    return [*losses, *(value.cpu() for value in net.state_dict().values())]
+
+
+def test_batches_are_foreseen_by_the_order_of_their_uploads() -> None:
+    C.reset_counters(0)
+    mine = _train_on_batches("tarry")
+    used, missed = _flights()
+    assert used >= 8
+    assert missed <= 1
+    torch.testing.assert_close(mine, _train_on_batches("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("swapped", "moved"), [({6, 9}, ()), ((), {5, 9}), ({6, 7, 8, 9}, {10})], ids=["swapped", "moved", "both"]
+)
+def test_a_wrong_guess_costs_time_and_nothing_else(swapped: set[int], moved: set[int]) -> None:
+    program = (frozenset(swapped), frozenset(moved))
+    torch.testing.assert_close(_train_on_batches("tarry", *program), _train_on_batches("cpu", *program))
+
+
+def test_memory_of_a_batch_is_not_kept_for_its_like() -> None:
+    """What is remembered of a storage, to foresee the next, does not keep its contents alive."""
+    net = Net().to("tarry")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    held = []
+    for _ in range(4):
+        x = torch.randn(16, 8).to("tarry")
+        held.append(weakref.ref(C.materialise(x)))
+        loss = net(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    del x
+    assert sum(ref() is not None for ref in held) <= 1
