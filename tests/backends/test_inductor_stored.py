@@ -60,7 +60,7 @@ def _train(cache: Path, policy: str, dropout: float = 0.0) -> Any:
         if item.name != "programs" and not (cache / item.name).exists():
             (cache / item.name).symlink_to(item)
     environment = {**os.environ, "TARRY_CACHE_DIR": str(cache), "TARRY_STORE": "1"}
-    del environment["TARRY_COMPILE"]
+    environment.pop("TARRY_COMPILE", None)
     done = subprocess.run(
         [sys.executable, "-c", TRAIN, policy, str(dropout)],
         check=True,
