@@ -1,4 +1,4 @@
-"""A thread on which graphs are compiled, one after the other, while the program goes on."""
+"""Graphs are compiled one after the other, on threads beside the program."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Job(Generic[T]):
 
 
 class Background:
-    """Jobs in the order in which they came. The thread is started by the first of them."""
+    """Jobs in the order in which they came, one at a time."""
 
     def __init__(self, interrupt: Callable[[], None]) -> None:
         """`interrupt` ends what the running job waits for, if it can be ended."""
@@ -74,10 +74,8 @@ class Background:
         job = Job(work)
         with self._changed:
             self._waiting.append(job)  # type: ignore[arg-type]
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="tarry-background", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+            if self._running is None:
+                self._start()
         return job
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -94,7 +92,8 @@ class Background:
         if self._process != os.getpid() or not self._drop():
             return
         self._interrupt()
-        self.wait()
+        while not self.wait(0.1):
+            self._interrupt()  # it may have begun to wait just now
 
     def close(self, timeout: float = 1.0) -> None:
         """The process ends. A thread that is still compiling then would be stopped anywhere, perhaps in a destructor of
@@ -119,19 +118,21 @@ class Background:
             self._changed.notify_all()
             return self._running is not None
 
-    def _serve(self) -> None:
-        with compiling():
-            while True:
-                with suppress(_Stop):  # it may come late
-                    self._serve_one()
+    def _start(self) -> None:
+        """Begin the next job, with the lock held. Each has a thread of its own: a new thread finds settings of the
+        process (the number of threads, Inductor's configuration) as they are now, an old one as it has met them."""
+        self._running = job = self._waiting.popleft()
+        self._thread = threading.Thread(target=self._work, args=(job,), name="tarry-background", daemon=True)
+        self._thread.start()
 
-    def _serve_one(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: bool(self._waiting))
-            self._running = self._waiting.popleft()
-        try:
-            self._running.run()
-        finally:
-            with self._changed:
-                self._running = None
-                self._changed.notify_all()
+    def _work(self, job: Job[object]) -> None:
+        with suppress(_Stop):  # it may come late
+            try:
+                with compiling():
+                    job.run()
+            finally:
+                with self._changed:
+                    self._running = None
+                    if self._waiting:
+                        self._start()
+                    self._changed.notify_all()

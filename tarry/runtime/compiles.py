@@ -81,8 +81,11 @@ class Compiles:
 
     def step(self, backend: Backend, recording: Recording, another: Another, *, background: bool) -> Step:
         """The compiled step of a recording."""
-        reason = self._known.reason(recording.recorded)
-        self._known.remember(recording.recorded)
+
+        def why() -> str:
+            reason = self._known.reason(recording.recorded)
+            self._known.remember(recording.recorded)
+            return reason
 
         def work(make: Make) -> Step:
             try:
@@ -90,7 +93,7 @@ class Compiles:
             except Unsupported as error:
                 return InterpretedStep(unsupported_message(backend, error))
 
-        return self._make(backend, recording, reason, work, background)
+        return self._make(backend, recording, why, work, background)
 
     def sized_step(self, backend: Backend, recording: SizedRecording, another: Another, *, background: bool) -> Step:
         """The step of a recording for all its sizes, if the backend can make one."""
@@ -110,15 +113,25 @@ class Compiles:
         self, backend: Backend, step: CompiledStep, recording: Recording, reason: str, *, background: bool
     ) -> Variant:
         """Another program for a step some of whose constants have changed."""
-        return self._make(backend, recording, reason, lambda make: step.compile(recording.numbers, make), background)
+
+        def work(make: Make) -> Variant:
+            return step.compile(recording.numbers, make)
+
+        return self._make(backend, recording, lambda: reason, work, background)
 
     def _make(
-        self, backend: Backend, recording: Recording, reason: str, work: Callable[[Make], T], background: bool
+        self,
+        backend: Backend,
+        recording: Recording,
+        why: Callable[[], str],
+        work: Callable[[Make], T],
+        background: bool,
     ) -> T:
-        make = Maker(backend, self._process if background else None, lambda: say(reason))
         start = perf_counter()
         with profiled("tarry::compile"):
             try:
+                reason = why()
+                make = Maker(backend, self._process if background else None, lambda: say(reason))
                 made = work(make)
             except StoppedError:
                 raise  # nobody is there to be told

@@ -15,7 +15,7 @@ import torch
 import tarry
 from tarry.backends.base import Computation, Program
 from tarry.backends.inductor import InductorBackend, why_not
-from tarry.backends.inductor.artifact import Generated
+from tarry.backends.inductor.artifact import ALIGNMENT, Generated, aligning
 from tarry.backends.inductor.settings import settings
 from tarry.native import C
 from tarry.passes.specialize import specialize
@@ -60,7 +60,7 @@ def _train(cache: Path, policy: str, dropout: float = 0.0) -> Any:
         if item.name != "programs" and not (cache / item.name).exists():
             (cache / item.name).symlink_to(item)
     environment = {**os.environ, "TARRY_CACHE_DIR": str(cache), "TARRY_STORE": "1"}
-    del environment["TARRY_COMPILE"]
+    environment.pop("TARRY_COMPILE", None)
     done = subprocess.run(
         [sys.executable, "-c", TRAIN, policy, str(dropout)],
         check=True,
@@ -149,6 +149,22 @@ def test_constants_keep_their_strides() -> None:
         assert torch.equal(found.attributes[name], tensor)
         assert found.attributes[name].stride() == tensor.stride()
         assert found.attributes[name].dtype == tensor.dtype
+
+
+def test_inputs_that_are_not_aligned_are_copied_and_written_back() -> None:
+    whole = torch.zeros(9)
+    off, fine = whole[1:].view(2, 4).t(), torch.zeros(8)
+    seen = []
+
+    def function(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        seen.extend(tensor.data_ptr() % ALIGNMENT for tensor in inputs)
+        inputs[0].add_(1)
+        return [inputs[1] + 2]
+
+    (result,) = aligning(function, [0, 1], [0])([off, fine])
+    assert seen == [0, 0]
+    assert whole.tolist() == [0.0] + [1.0] * 8
+    assert result.tolist() == [2.0] * 8
 
 
 def test_what_decides_the_code_decides_the_fingerprint() -> None:

@@ -252,6 +252,27 @@ def test_no_more_is_begun_than_can_be_compiled(monkeypatch: pytest.MonkeyPatch) 
     assert len(backend.threads) == 6
 
 
+def test_settings_of_the_process_are_those_of_the_moment() -> None:
+    class Counting(Gated):
+        def compile(self, graph: Graph) -> Run:
+            self.threads.append(str(torch.get_num_threads()))
+            return lambda inputs, numbers: evaluate(graph, inputs, numbers)
+
+    backend = Counting()
+    before = torch.get_num_threads()
+    x = torch.ones(2).to("tarry")
+    try:
+        with using(backend, "background"):
+            for count, program in ((1, torch.sin), (2, torch.cos)):
+                torch.set_num_threads(count)
+                for _ in range(2):
+                    program(x).tolist()
+                tarry.wait_for_compiles()
+    finally:
+        torch.set_num_threads(before)
+    assert backend.threads == ["1", "2"]
+
+
 # ---- numbers that are constants to a program
 
 

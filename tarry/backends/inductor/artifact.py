@@ -24,6 +24,7 @@ from tarry.store import CorruptError, pack, unpack
 
 # What CompiledFxGraph and PyCodeCache have was read off torch 2.11 and 2.13; all uses of it are in this file.
 
+ALIGNMENT = 16  # bytes, which Triton's kernels load at once
 _LEVEL = 1  # of compression: half of a library is padding, more effort gains little
 
 
@@ -76,12 +77,10 @@ class Generated:
     def function(self) -> Callable[[list[Any]], Any]:
         """The generated function, from a list of inputs to the results."""
         from torch._inductor.codecache import PyCodeCache
-        from torch._inductor.utils import align_inputs_from_check_idxs
-        from torch.utils._ordered_set import OrderedSet
 
         key, path = PyCodeCache.write(self.source)
         module = PyCodeCache.load_by_key_path(key, path, attrs=dict(self.attributes))
-        return align_inputs_from_check_idxs(module.call, self.aligned, OrderedSet(self.written))
+        return aligning(module.call, self.aligned, self.written) if self.aligned else module.call
 
     # ---- as bytes
 
@@ -150,6 +149,28 @@ def _listing(fields: dict[str, Any], constants: list[torch.Tensor]) -> Listing:
         integers=[[(factor, product) for factor, product in terms] for terms in fields["integers"]],
         numbers=fields["numbers"],
     )
+
+
+def aligning(
+    function: Callable[[list[Any]], Any], aligned: Sequence[int], written: Sequence[int]
+) -> Callable[[list[Any]], Any]:
+    """The function, given copies of those of its inputs in `aligned` that are not; writes to them are copied back."""
+
+    def run(inputs: list[Any]) -> Any:
+        replaced = []
+        for k in aligned:
+            tensor = inputs[k]
+            if tensor.data_ptr() % ALIGNMENT:
+                flat = tensor.as_strided((_extent(tensor.shape, tensor.stride()),), (1,)).clone()
+                inputs[k] = flat.as_strided(tensor.shape, tensor.stride())
+                if k in written:
+                    replaced.append((tensor, inputs[k]))
+        results = function(inputs)
+        for tensor, copy in replaced:
+            tensor.copy_(copy)
+        return results
+
+    return run
 
 
 # ---- values that are not JSON's own, as {kind: text}

@@ -45,7 +45,7 @@ def apply_settings(given: dict[str, Any]) -> None:
     torch.use_deterministic_algorithms(given["deterministic"], warn_only=given["warn_only"])
     torch.set_float32_matmul_precision(given["matmul_precision"])
     torch.set_default_dtype(getattr(torch, given["default_dtype"]))
-    if torch.backends.mkldnn.is_available():
+    if settings()["mkldnn"] != given["mkldnn"]:
         torch.backends.mkldnn.enabled = given["mkldnn"]
     if given["changed"]:
         from torch._inductor import config
