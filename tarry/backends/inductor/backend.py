@@ -21,6 +21,7 @@ from tarry.backends.fx.opaque import is_masked, is_opaque
 from tarry.backends.inductor.artifact import Generated
 from tarry.backends.inductor.capture import Capture
 from tarry.backends.inductor.launch import launch_list
+from tarry.backends.inductor.phases import is_marked, kept_apart
 from tarry.backends.inductor.settings import apply_settings, fingerprint, is_json, settings
 from tarry.errors import Unsupported
 from tarry.ir.graph import Graph, Node, Number, Value
@@ -172,7 +173,6 @@ def why_not(device: str) -> str:
 def _compile(program: FxProgram) -> tuple[Any, Any]:
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
-    from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch._inductor.utils import BoxedBool
     from torch._inductor.virtualized import V
@@ -181,8 +181,9 @@ def _compile(program: FxProgram) -> tuple[Any, Any]:
     with torch.no_grad(), fake_mode:
         examples = program.example_inputs()
     with torch.no_grad():
-        traced = make_fx(program.module, decomposition_table=select_decomp_table())(*examples)
-        with torch._guards.tracing(torch._guards.TracingContext(fake_mode)), V.set_fake_mode(fake_mode):
+        traced = _trace(program.module, examples)
+        apart = kept_apart() if is_marked(program.module) else contextlib.nullcontext()
+        with apart, torch._guards.tracing(torch._guards.TracingContext(fake_mode)), V.set_fake_mode(fake_mode):
             traced = joint_graph_passes(traced)
             (output,) = [node for node in traced.graph.nodes if node.op == "output"]
             output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
@@ -194,6 +195,18 @@ def _compile(program: FxProgram) -> tuple[Any, Any]:
                     static_input_idxs=_updated_inputs(program),
                 )
     return compiled, lambda: getattr(compiled, "source_code", "") or ""
+
+
+def _trace(module: torch.fx.GraphModule, examples: list[torch.Tensor]) -> torch.fx.GraphModule:
+    """The graph in the operators that Inductor knows; its nodes keep the marks of those that they come from."""
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.traceback import preserve_node_meta
+
+    table = select_decomp_table()
+    if not is_marked(module):
+        return make_fx(module, decomposition_table=table)(*examples)
+    with preserve_node_meta():
+        return make_fx(torch.fx.Interpreter(module).run, decomposition_table=table)(*examples)
 
 
 def _without_scattered_updates(graph: Graph) -> Graph:
