@@ -134,6 +134,11 @@ void bind_replay(py::module& m) {
   py::class_<Trace>(m, "Trace", "While it lives, what is recorded on a device is watched.")
       .def(py::init([](int device) { return std::make_unique<Trace>(device_state(static_cast<c10::DeviceIndex>(device))); }))
       .def_readonly("first_serial", &Trace::first_serial)
+      .def("upload_of", [](const Trace& trace, const at::Tensor& tensor) -> std::optional<at::Tensor> {
+        std::lock_guard<std::mutex> guard(trace.state.mutex);
+        const auto found = trace.uploads.find(serial_of(tensor));
+        return found == trace.uploads.end() ? std::nullopt : std::make_optional(found->second);
+      }, "The foreign tensor that was copied into the storage of this one last.")
       .def_property_readonly("reads", [](const Trace& trace) { return locations(trace.reads); })
       .def_property_readonly("overwritten", [](const Trace& trace) { return locations(trace.overwritten); });
   py::class_<Snapshot>(m, "Snapshot", "The batch of a traced call, copied before it runs.")

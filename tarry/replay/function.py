@@ -7,6 +7,7 @@ import functools
 import threading
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
@@ -26,6 +27,7 @@ MAX_REPLAYS = 8
 PATIENCE = 4
 """After that many calls in a row that proved nothing, calls are watched more and more rarely: watching costs time."""
 LONGEST_PAUSE = 128
+_NOT_CALLED = "it has not been called"
 
 _thread = threading.local()
 _watching = threading.Lock()
@@ -36,26 +38,35 @@ def is_inside() -> bool:
     return getattr(_thread, "depth", 0) > 0
 
 
+class _Arguments:
+    """The arguments of a call, and what they were like before it."""
+
+    def __init__(self, tree: TreeSpec | int, leaves: list[Any]) -> None:
+        self.leaves = leaves
+        self._tree = tree
+        self._guard = C.ArgumentGuard(leaves)
+
+    def are_like(self, tree: TreeSpec | int, leaves: list[Any]) -> bool:
+        return bool(tree == self._tree and self._guard.failing(leaves) == -1)
+
+    def without_tensors(self) -> _Arguments:
+        """Let go of the tensors. All else has to stay: the guard only looks at it."""
+        self.text = ", ".join(map(_describe, self.leaves))
+        self.leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
+        return self
+
+
+@dataclass(eq=False)
 class _Entry:
     """A call that was watched, and what must be the same for it to be replayed."""
 
-    def __init__(
-        self, tree: TreeSpec | int, leaves: list[Any], environment: Environment, evidence: Evidence, generation: int
-    ) -> None:
-        self._tree = tree
-        self._values = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]  # kept for the guard
-        self._arguments = C.ArgumentGuard(leaves)
-        self.shapes = ", ".join(_describe(leaf) for leaf in leaves)
-        self.environment = environment
-        self.evidence = evidence
-        self.generation = generation
-        self.confirmations = 1
-        self.replay: Any = None
-        self.used = False
-
-    def takes(self, tree: TreeSpec | int, leaves: list[Any]) -> bool:
-        """Whether the arguments are like those of the call."""
-        return bool(tree == self._tree and self._arguments.failing(leaves) == -1)
+    arguments: _Arguments
+    environment: Environment
+    evidence: Evidence
+    generation: int
+    confirmations: int = 1
+    replay: Any = None
+    used: bool = False
 
     def results(self, made: list[torch.Tensor], leaves: list[Any]) -> Any:
         """What the function would return."""
@@ -100,7 +111,7 @@ class StepFunction(Generic[P, T]):
         self._attribute = ""  # the name under which a class has it
         self._fruitless = 0  # calls in a row that were watched and proved nothing
         self._pause = 0  # calls that are not watched
-        self._reason = "it has not been called"
+        self._reason = _NOT_CALLED
         self.recorded = 0
         """Calls that ran the function's Python."""
         self.replays = 0
@@ -141,26 +152,26 @@ class StepFunction(Generic[P, T]):
             return self._function(*args, **kwargs)
         tree, leaves = _flatten(args, kwargs)
         with self._lock:
-            entry = self._find(tree, leaves)
+            alike = [entry for entry in self._entries if entry.arguments.are_like(tree, leaves)]
+            entry = self._find(alike, leaves)
             if entry is not None and entry.replay is not None:
                 made = self._replay(entry, leaves)
                 if made is not None:
                     result: T = entry.results(made, leaves)
                     return result
-        return self._record(entry, tree, leaves, lambda: self._function(*args, **kwargs))
+        return self._record(entry, alike, _Arguments(tree, leaves), lambda: self._function(*args, **kwargs))
 
     # ---- replaying
 
-    def _find(self, tree: TreeSpec | int, leaves: list[Any]) -> _Entry | None:
-        """The entry whose guards hold. Tells which guard has failed if one with such arguments could have been it."""
+    def _find(self, alike: list[_Entry], leaves: list[Any]) -> _Entry | None:
+        """The entry whose surroundings are as they were, among those with such arguments. Tells what is different."""
         failed = ""
-        for k, entry in enumerate(self._entries):
-            if not entry.takes(tree, leaves):
-                continue
+        for entry in alike:
             check = entry.environment.failing()
             if check == -1 and entry.generation == self._runtime.generation:
-                if k:
-                    self._entries.insert(0, self._entries.pop(k))
+                if entry is not self._entries[0]:
+                    self._entries.remove(entry)
+                    self._entries.insert(0, entry)
                 return entry
             if entry.replay is not None and not failed:
                 failed = "the backend was changed" if check == -1 else entry.environment.explain(check)
@@ -192,13 +203,17 @@ class StepFunction(Generic[P, T]):
 
     # ---- recording
 
-    def _record(self, entry: _Entry | None, tree: TreeSpec | int, leaves: list[Any], call: Callable[[], T]) -> T:
+    def _record(
+        self, entry: _Entry | None, alike: list[_Entry], arguments: _Arguments, call: Callable[[], T]
+    ) -> T:
         self.recorded += 1
+        if self._reason == _NOT_CALLED:
+            self._reason = ""
         if self._pause > 0 or default_devices() is None or not _watching.acquire(blocking=False):
             self._pause = max(self._pause - 1, 0)
             return self._call_only(call)
         try:
-            return self._watch(entry, tree, leaves, call)
+            return self._watch(entry, alike, arguments, call)
         finally:
             _watching.release()
 
@@ -208,15 +223,15 @@ class StepFunction(Generic[P, T]):
         self._runtime.sync_all("end of a compiled function")
         return result
 
-    def _watch(self, entry: _Entry | None, tree: TreeSpec | int, leaves: list[Any], call: Callable[[], T]) -> T:
+    def _watch(self, entry: _Entry | None, alike: list[_Entry], arguments: _Arguments, call: Callable[[], T]) -> T:
         self._runtime.sync_all("before a compiled function")
         try:
-            environment = Environment(self._function, leaves)
+            environment = Environment(self._function, arguments.leaves)
         except Exception as error:  # objects of the user's may do anything when they are looked at
             self._nothing_proved(f"its surroundings cannot be looked at: {type(error).__name__}: {error}")
             return self._call_only(call)
         generation = self._runtime.generation
-        witness = Witness(self._runtime, environment, leaves)
+        witness = Witness(self._runtime, environment, arguments.leaves)
         try:
             with _Inside():
                 result = witness.watch(call)
@@ -225,15 +240,15 @@ class StepFunction(Generic[P, T]):
             raise
         with self._lock:
             try:
-                found = _Entry(tree, leaves, environment, witness.judge(result), generation)
+                found = _Entry(arguments.without_tensors(), environment, witness.judge(result), generation)
             except NotReplayableError as reason:
                 self._forget(entry)
                 self._nothing_proved(str(reason))
             else:
-                self._learn(entry, found, tree, leaves)
+                self._learn(entry, found, alike)
         return result
 
-    def _learn(self, before: _Entry | None, found: _Entry, tree: TreeSpec | int, leaves: list[Any]) -> None:
+    def _learn(self, before: _Entry | None, found: _Entry, alike: list[_Entry]) -> None:
         """A call could be replayed. It will be, if as many before it did the same."""
         if before is not None:
             difference = found.evidence.difference(before.evidence)
@@ -242,7 +257,7 @@ class StepFunction(Generic[P, T]):
             else:
                 self._nothing_proved(difference)
             self._forget(before)
-        elif (like := self._like(found, tree, leaves)) is not None:
+        elif (like := _same_step(found, alike)) is not None:
             # The same step with other numbers, and a guard that tells why: a learning rate was changed.
             found.confirmations = like.confirmations
             if not like.used:
@@ -250,13 +265,6 @@ class StepFunction(Generic[P, T]):
         if found.confirmations >= self._warm_up:
             found.replay = found.evidence.replay()
         self._entries = [found, *filter(self._may_come_back, self._entries)][:MAX_REPLAYS]
-
-    def _like(self, found: _Entry, tree: TreeSpec | int, leaves: list[Any]) -> _Entry | None:
-        for entry in self._entries:
-            proved = entry.replay is not None and entry.takes(tree, leaves)
-            if proved and found.evidence.difference(entry.evidence, numbers=False) is None:
-                return entry
-        return None
 
     def _may_come_back(self, entry: _Entry) -> bool:
         """Whether the guards of an entry can hold again: a replaced parameter is not waited for."""
@@ -287,7 +295,7 @@ class StepFunction(Generic[P, T]):
             for entry in ready:
                 operations = entry.evidence.snapshot.batch.num_operations
                 checks = f"{len(entry.environment)} checks of what the function depends on"
-                lines.append(f"  replayed for ({entry.shapes}): {operations} operators, {checks}")
+                lines.append(f"  replayed for ({entry.arguments.text}): {operations} operators, {checks}")
             if not ready and self._entries:
                 lines.append("  not replayed yet: calls have to do the same a few times in a row first")
             if self._reason:
@@ -298,6 +306,14 @@ class StepFunction(Generic[P, T]):
 
     def __repr__(self) -> str:
         return f"<tarry.compile of {self._name}: {self.recorded} calls recorded, {self.replays} replayed>"
+
+
+def _same_step(found: _Entry, alike: list[_Entry]) -> _Entry | None:
+    """An entry that was proved, and does the same but for numbers."""
+    for entry in alike:
+        if entry.replay is not None and found.evidence.difference(entry.evidence, numbers=False) is None:
+            return entry
+    return None
 
 
 class _Inside:

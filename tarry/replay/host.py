@@ -1,4 +1,8 @@
-"""What a call does with tensors on the host, which a replay would not do: reading them and changing them."""
+"""What a call does with tensors on the host, which a replay would not do: reading them and changing them.
+
+Tensors that are made of Python's numbers alone, such as `torch.tensor([1.0, 2.0], device="tarry")`, are literals: like
+numbers, they are constants of a replay if consecutive calls have made the same.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tarry.replay.environment import is_foreign
+from tarry.replay.environment import PLAIN, is_foreign
 from tarry.replay.reasons import NotReplayableError
 
 _READS = {
@@ -18,12 +22,26 @@ _READS = {
 }  # fmt: skip
 
 
-class HostWatch(TorchFunctionMode):
-    """Notes the first read of a host tensor's value, and the first change of one, within the block."""
+_LITERALS = {"tensor", "as_tensor", "scalar_tensor", "zeros", "ones", "full", "arange", "linspace", "eye"}
+_LONGEST_LITERAL = 4096
 
-    def __init__(self) -> None:
+
+class HostWatch(TorchFunctionMode):
+    """Within the block, notes the first read of a host tensor's value, the first change of one, and all literals."""
+
+    def __init__(self, trace: Any) -> None:
         super().__init__()
+        self._trace = trace
         self._found = ""
+        self._literals: dict[int, torch.Tensor] = {}  # on the host, by id
+
+    def __exit__(self, *exc_info: Any) -> None:
+        super().__exit__(*exc_info)
+        self._trace = None  # it watches for as long as it lives
+
+    def is_literal(self, host: torch.Tensor) -> bool:
+        """Whether a host tensor was made of numbers."""
+        return host.numel() <= _LONGEST_LITERAL and id(host) in self._literals
 
     def check(self) -> None:
         """Raise what was found."""
@@ -43,7 +61,16 @@ class HostWatch(TorchFunctionMode):
                     f"it changes a host tensor at {_user_line()}, which a replay would not. If it is an optimizer's "
                     f"step count, give the optimizer capturable=True"
                 )
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if name in _LITERALS and isinstance(result, torch.Tensor):
+            host = result if result.device.type == "cpu" else self._trace.upload_of(result)
+            if host is not None and _is_plain([*args, *(kwargs or {}).values()]):
+                self._literals[id(host)] = host
+        return result
+
+
+def _is_plain(value: Any) -> bool:
+    return all(map(_is_plain, value)) if isinstance(value, list | tuple) else isinstance(value, PLAIN)
 
 
 def _writes(name: str, kwargs: Any) -> bool:

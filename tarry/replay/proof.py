@@ -150,7 +150,7 @@ class Witness:
         self._host_rng = _host_rng()
         self._trace = C.Trace(self._device)
         runtime.observer = lambda batch: self._snapshots.append(C.Snapshot(batch, self._trace))
-        self._host = HostWatch()
+        self._host = HostWatch(self._trace)
         try:
             with self._host:
                 result = call()
@@ -192,7 +192,7 @@ class Witness:
                 "made": made,
                 "gradients": gradients,
                 "holders": [id(t) for t in holders],
-                "hosts": [id(t) for t in hosts],
+                "hosts": [self._identity(t) for t in hosts],
             },
             numbers,
             results,
@@ -276,15 +276,20 @@ class Witness:
         for k, leaf in enumerate(self._leaves):
             if leaf is uploaded:
                 return "uploaded", k
-        for tensor in self._environment.tensors:
-            if tensor is uploaded:
-                if not any(tensor is host for host in hosts):
-                    hosts.append(tensor)
-                return "host", next(k for k, host in enumerate(hosts) if host is tensor)
+        if any(tensor is uploaded for tensor in self._environment.tensors) or self._host.is_literal(uploaded):
+            if not any(uploaded is host for host in hosts):
+                hosts.append(uploaded)
+            return "host", next(k for k, host in enumerate(hosts) if host is uploaded)
         raise NotReplayableError(
             f"it uses a host tensor at {where((file, line))} that was made inside the function. Make it outside, or on "
             f"device 'tarry', or pass it as an argument"
         )
+
+    def _identity(self, host: torch.Tensor) -> Any:
+        """What two calls must agree in about a host tensor that they use: the contents of one that each has made."""
+        if id(host) in self._environment.names:
+            return id(host)
+        return host.dtype, tuple(host.shape), bytes(host.contiguous().flatten().view(torch.uint8).tolist())
 
     def _targets(self, snapshot: Any) -> list[Place]:
         for attempt in range(2):

@@ -69,12 +69,10 @@ class Background:
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
 
-    def submit(self, work: Callable[[], T]) -> Job[T] | None:
-        """Have something done; None if too much is waiting already."""
+    def submit(self, work: Callable[[], T]) -> Job[T]:
+        """Have something done."""
         job = Job(work)
         with self._changed:
-            if len(self._waiting) >= MAX_WAITING:
-                return None
             self._waiting.append(job)  # type: ignore[arg-type]
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="tarry-background", daemon=True)
@@ -88,8 +86,8 @@ class Background:
             return self._changed.wait_for(lambda: not self._waiting and self._running is None, timeout)
 
     @property
-    def busy(self) -> bool:
-        return bool(self._waiting) or self._running is not None
+    def crowded(self) -> bool:
+        return len(self._waiting) >= MAX_WAITING
 
     def forget(self) -> None:
         """Drop what is waiting, and wait for what is running: its backend is about to go."""

@@ -15,7 +15,7 @@ from tarry.runtime.background import Background, Job
 from tarry.runtime.computations import Maker
 from tarry.runtime.dispatch import profiled
 from tarry.runtime.forbid import RecompileGuard
-from tarry.runtime.remote import CompileProcess
+from tarry.runtime.remote import CompileProcess, StoppedError
 from tarry.runtime.steps import (
     CompiledStep,
     InterpretedStep,
@@ -103,6 +103,8 @@ class Compiles:
         with profiled("tarry::compile"):
             try:
                 made = work(make)
+            except StoppedError:
+                raise  # nobody is there to be told
             except Exception as error:
                 events.emit("error", stage="compile", backend=backend.name, error=repr(error))
                 if isinstance(error, BackendError | NotImplementedError):
@@ -122,9 +124,14 @@ class Compiles:
             )
         return made
 
-    def submit(self, work: Callable[[], T]) -> Job[T] | None:
-        """Have something compiled in the background; None if too much is waiting."""
+    def submit(self, work: Callable[[], T]) -> Job[T]:
+        """Have something compiled in the background."""
         return self._background.submit(work)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much waits to be compiled that more had better not."""
+        return self._background.crowded
 
 
 def _failure(backend: Backend, recording: Recording, error: Exception) -> BackendError:

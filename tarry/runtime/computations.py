@@ -94,10 +94,12 @@ class Maker:
         return checked(self._backend, graph, self._backend.compile(graph))
 
     def _artifact(self, made: Computation) -> bytes | None:
+        """The program as bytes. One that cannot be stored is as good as any in this process."""
         try:
             return None if made.artifact is None else made.artifact()
-        except Unsupported as error:
-            events.emit("store_skip", backend=self._backend.name, reason=error.reason)
+        except Exception as error:
+            reason = error.reason if isinstance(error, Unsupported) else f"{type(error).__name__}: {error}"
+            events.emit("store_skip", backend=self._backend.name, reason=reason)
             return None
 
 

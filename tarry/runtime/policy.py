@@ -72,11 +72,13 @@ class GraphStep:
             if not self._seen:
                 self._seen = True
                 return _NEW
+            if self._compiles.crowded:
+                return _CROWDED
             recording = Recording(batch)
             self._job = self._compiles.submit(
                 lambda: self._compiles.step(self._backend, recording, self._another, background=True)
             )
-            return _CROWDED if self._job is None else _COMPILING
+            return _COMPILING
         if policy == "wait":
             self._job.wait()
         if not self._job.done:
@@ -130,11 +132,13 @@ class GraphStep:
                 self._constants.clear()
             self._constants[constants] = False
             return _NEW
+        if self._compiles.crowded:
+            return _CROWDED
         recording = Recording(batch)
         self._variant_job = self._compiles.submit(
             lambda: self._compiles.variant(self._backend, step, recording, reason, background=True)
         )
-        return _CROWDED if self._variant_job is None else _COMPILING
+        return _COMPILING
 
     def _add_variant(self, step: CompiledStep, job: Job[Variant], numbers: list[PythonNumber]) -> None:
         self._variant_job = None

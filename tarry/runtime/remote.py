@@ -18,7 +18,7 @@ from tarry.backends.base import Backend
 from tarry.errors import BackendError, Unsupported
 from tarry.ir.graph import Graph
 from tarry.ir.text import to_text
-from tarry.runtime.worker import receive, send
+from tarry.runtime.messages import receive, send
 from tarry.store import pack, unpack
 
 ATTEMPTS = 2
@@ -157,7 +157,7 @@ class CompileProcess:
     def _exchange(self, process: subprocess.Popen[bytes], request: bytes) -> bytes:
         assert process.stdin is not None
         try:
-            send(process.stdin, request)  # type: ignore[arg-type]
+            send(process.stdin, request)
         except OSError as error:
             raise _DiedError(self._last_words(process)) from error
         return self._receive(process)
@@ -165,7 +165,7 @@ class CompileProcess:
     def _receive(self, process: subprocess.Popen[bytes]) -> bytes:
         assert process.stdout is not None
         try:
-            reply = receive(process.stdout)  # type: ignore[arg-type]
+            reply = receive(process.stdout)
         except OSError:
             reply = None
         if reply is None:
@@ -186,8 +186,9 @@ class CompileProcess:
         """With the lock held."""
         process = self._process
         if process is not None and process.returncode is None:
-            with suppress(OSError):
+            with suppress(OSError, subprocess.TimeoutExpired):
                 os.killpg(process.pid, signal.SIGKILL)
+                process.wait(5)  # so that nobody takes it for one that is still there
 
 
 def _result(backend: Backend, reply: bytes) -> bytes:

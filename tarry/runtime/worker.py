@@ -13,38 +13,16 @@ import sys
 import threading
 import traceback
 from importlib import import_module
-from typing import BinaryIO
 
 from tarry.backends.base import Backend, Computation
 from tarry.errors import IRError, Unsupported
 from tarry.ir.graph import Graph
 from tarry.ir.text import parse
 from tarry.runtime.dispatch import compiling
+from tarry.runtime.messages import receive, send
 from tarry.store import pack, unpack
 
 IDLE_SECONDS = 120.0
-
-
-def send(pipe: BinaryIO, message: bytes) -> None:
-    """Write a message with its length."""
-    pipe.write(len(message).to_bytes(8, "little") + message)
-    pipe.flush()
-
-
-def receive(pipe: BinaryIO) -> bytes | None:
-    """Read a message; None at the end."""
-    length = _read(pipe, 8)
-    return None if length is None else _read(pipe, int.from_bytes(length, "little"))
-
-
-def _read(pipe: BinaryIO, count: int) -> bytes | None:
-    data = bytearray()
-    while len(data) < count:
-        piece = pipe.read(count - len(data))
-        if not piece:
-            return None
-        data += piece
-    return bytes(data)
 
 
 def answer(request: bytes) -> bytes:
@@ -73,8 +51,8 @@ def _compile(backend: Backend, graph: Graph) -> bytes:
         return pack({"outcome": "cannot", "reason": f"backend {backend.name!r} gave no artifact"})
     try:
         return pack({"outcome": "done"}, [made.artifact()])
-    except Unsupported as error:
-        return pack({"outcome": "cannot", "reason": error.reason})
+    except Exception as error:
+        return pack({"outcome": "cannot", "reason": f"its program cannot be stored: {error}"})
 
 
 def main() -> None:

@@ -56,7 +56,7 @@ def _versions() -> str:
         {
             "torch": [torch.__version__, str(torch.version.git_version)],
             "python": list(sys.version_info[:3]),
-            "native": Path(C.__file__).name,  # it has the hash of its sources in it
+            "native": Path(C.__file__).parent.name,  # it has the hash of its sources in it
             "tarry": sources_digest(),
         }
     )

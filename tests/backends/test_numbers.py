@@ -128,8 +128,10 @@ def test_varied_becomes_true_for_the_number_that_changed_and_stays_so() -> None:
             (x * factor).sub(x, alpha=5).cpu()
     mul = [varied for op, varied in asked if op == "aten::mul.Tensor"]
     sub = [varied for op, varied in asked if op == "aten::sub.Tensor"]
-    assert mul == [False, True, True]
-    assert sub == [False, False, False]
+    assert mul[0] is False
+    assert len(mul) > 1
+    assert all(mul[1:])
+    assert not any(sub)
 
 
 def test_the_reason_names_operator_line_and_values() -> None:

@@ -64,7 +64,18 @@ def decides_by_numpy(x: Tensor) -> Tensor:
 
 
 def makes_on_the_host(x: Tensor) -> Tensor:
-    return x + torch.tensor([1.0, 2.0, 3.0]).to("tarry")
+    return x + (HOST + 1).to("tarry")
+
+
+def copies_a_host_tensor_over_a_literal(x: Tensor) -> Tensor:
+    made = torch.tensor([0.0, 0.0, 0.0], device="tarry")
+    made.copy_(HOST + 1)
+    return x + made
+
+
+def makes_another_each_time(x: Tensor) -> Tensor:
+    KEPT.__dict__["steps"] = KEPT.__dict__.get("steps", 0) + 1  # not seen by the guards
+    return x + torch.tensor([1.0, 2.0, KEPT.__dict__["steps"]], device="tarry")
 
 
 def reads_the_host(x: Tensor) -> Tensor:
@@ -161,6 +172,8 @@ CASES: dict[Callable[..., Any], str] = {
     decides_by_python_chance: "draws random numbers on the host",
     decides_by_numpy: "draws random numbers on the host",
     makes_on_the_host: "a host tensor at .*test_refusals.py:.* that was made inside",
+    copies_a_host_tensor_over_a_literal: "a host tensor at .*test_refusals.py:.* that was made inside",
+    makes_another_each_time: "read or wrote other tensors",
     reads_the_host: "reads a host tensor at .*test_refusals.py",
     changes_the_host: "changes HOST, a tensor on the host",
     copies_into_an_existing_tensor: "copies a host tensor into an existing one at .*test_refusals.py",

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import sys
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -77,7 +78,7 @@ def _changed() -> dict[str, Any]:
     found = {}
     for name, entry in getattr(config, "_config", {}).items():
         held = getattr(entry, "user_override", _UNSET)
-        value = held.get() if hasattr(held, "get") else held
+        value = held.get() if isinstance(held, ContextVar) else held
         if type(value) is not object and value != entry.default:  # a plain object marks what nobody has set
             found[name] = value
     return found
