@@ -263,3 +263,19 @@ for v in w[1:]:
     for _ in range(3):
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+
+
+def test_steps_of_two_kinds_let_go_of_each_others_results() -> None:
+    """What is remembered of a step's results may be the last to hold their storages, and goes with the next step."""
+    torch.manual_seed(0)
+    net = Net().to("tarry")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for step in range(8):
+        x = torch.full((4 + step % 2, 8), 0.5).add(torch.arange(4 + step % 2)[:, None]).to("tarry")
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert all(0 < loss < 2 for loss in losses)
