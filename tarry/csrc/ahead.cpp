@@ -297,9 +297,9 @@ void expect_again(const Batch& batch, std::shared_ptr<const SplitProgram> progra
   expected.old.swap(old.old);
   expected.old = early_results(batch, *program);
   if (expected.program != program || expected.order != batch.order) {
-    auto before = std::move(expected.old);
+    auto results = std::move(expected.old);
     std::swap(old, expected);
-    expected.old = std::move(before);
+    old.old = std::exchange(expected.old, std::move(results)); // a storage may die with its last weak reference: not under the lock
     expected.order = batch.order;
     expected.program = std::move(program);
     expected.foresees = old.program != expected.program || old.foresees;

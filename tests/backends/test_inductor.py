@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -193,3 +194,21 @@ def test_options_reach_inductor_and_the_text_is_its_code() -> None:
     assert "def call(self, args)" in text
     assert "cpp_fused" in text
     assert "Vectorized" not in text
+
+
+def test_recomputed_activations_stay_behind_the_forward_pass() -> None:
+    """Inductor would fuse them with what forward reads, and so keep them from forward to backward."""
+    torch.manual_seed(0)
+    sizes = GPTConfig(vocabulary=20, layers=2, width=16, context=8, recompute=True)
+    model = GPT(sizes).to("tarry")
+    tokens = torch.randint(20, (2, 8)).to("tarry")
+    loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+    loss.backward()
+    grads = [parameter.grad for parameter in model.parameters()]
+    with tarry.config.override(run_ahead=False):  # in one piece
+        source = tarry.explain(loss, *(grad for grad in grads if grad is not None), stage="compiled")
+    body = source[source.rindex("def call(") :]
+    attention = [m.start() for m in re.finditer(r"_scaled_dot_product_flash_attention_for_cpu\.default\(", body)]
+    loss_at = body.index("log_softmax")
+    assert len(attention) == 2 * sizes.layers
+    assert sum(at < loss_at for at in attention) == sizes.layers, "recomputed before the loss was there"

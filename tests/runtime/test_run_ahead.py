@@ -326,3 +326,19 @@ def test_memory_of_a_batch_is_not_kept_for_its_like() -> None:
         optimizer.step()
     del x
     assert sum(ref() is not None for ref in held) <= 1
+
+
+def test_steps_of_two_kinds_let_go_of_each_others_results() -> None:
+    """What is remembered of a step's results may be the last to hold their storages, and goes with the next step."""
+    torch.manual_seed(0)
+    net = Net().to("tarry")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for step in range(8):
+        x = torch.full((4 + step % 2, 8), 0.5).add(torch.arange(4 + step % 2)[:, None]).to("tarry")
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert all(0 < loss < 2 for loss in losses)

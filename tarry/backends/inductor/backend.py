@@ -22,6 +22,7 @@ from tarry.backends.fx.symbolic import SymbolicFxProgram, lower_symbolic
 from tarry.backends.inductor.artifact import Generated
 from tarry.backends.inductor.capture import Capture
 from tarry.backends.inductor.launch import launch_list
+from tarry.backends.inductor.phases import is_marked, kept_apart
 from tarry.backends.inductor.settings import apply_settings, fingerprint, is_json, settings
 from tarry.backends.inductor.symbolic import SymbolicSizes, check_results
 from tarry.errors import Unsupported
@@ -204,7 +205,6 @@ def _compile(
     """Compile an FX graph; the inputs of the IR graph come from position `first` on."""
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
-    from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch._inductor.utils import BoxedBool
     from torch._inductor.virtualized import V
@@ -213,11 +213,12 @@ def _compile(
     symbolic = fake_mode if isinstance(program, SymbolicFxProgram) else contextlib.nullcontext()
     with torch.no_grad():
         with symbolic:
-            traced = make_fx(program.module, decomposition_table=select_decomp_table())(*examples)
+            traced = _trace(program.module, examples)
         (output,) = [node for node in traced.graph.nodes if node.op == "output"]
         if isinstance(program, SymbolicFxProgram):
             check_results(program, [node.meta["val"] for node in output.args[0]], examples[:first])
-        with torch._guards.tracing(torch._guards.TracingContext(fake_mode)), V.set_fake_mode(fake_mode):
+        apart = kept_apart() if is_marked(program.module) else contextlib.nullcontext()
+        with apart, torch._guards.tracing(torch._guards.TracingContext(fake_mode)), V.set_fake_mode(fake_mode):
             traced = joint_graph_passes(traced)
             (output,) = [node for node in traced.graph.nodes if node.op == "output"]
             output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
@@ -229,6 +230,18 @@ def _compile(
                     static_input_idxs=[first + k for k in _updated_inputs(program)],
                 )
     return compiled, lambda: getattr(compiled, "source_code", "") or ""
+
+
+def _trace(module: torch.fx.GraphModule, examples: list[torch.Tensor]) -> torch.fx.GraphModule:
+    """The graph in the operators that Inductor knows; its nodes keep the marks of those that they come from."""
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.traceback import preserve_node_meta
+
+    table = select_decomp_table()
+    if not is_marked(module):
+        return make_fx(module, decomposition_table=table)(*examples)
+    with preserve_node_meta():
+        return make_fx(torch.fx.Interpreter(module).run, decomposition_table=table)(*examples)
 
 
 def _without_scattered_updates(graph: Graph) -> Graph:
