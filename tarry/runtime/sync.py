@@ -7,7 +7,6 @@ one at a time; recording goes on meanwhile.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import warnings
@@ -29,17 +28,14 @@ from tarry.runtime.cache import ProgramCache
 from tarry.runtime.closures import StepClosures
 from tarry.runtime.data import evacuate, ordinal_of, read_stand_in
 from tarry.runtime.dispatch import PlainDispatch, apart, refuse_apart
-from tarry.runtime.patience import PatientStep
+from tarry.runtime.dynamic import DynamicSteps
 from tarry.runtime.steps import CompiledStep, InterpretedStep, unsupported_message
-from tarry.runtime.symbolic import FamilyStep, SymbolicStep
-from tarry.runtime.varying import MAX_STATIC, Families, Family
+from tarry.runtime.symbolic import SymbolicStep
+from tarry.runtime.varying import Family
 
 T = TypeVar("T")
-logger = logging.getLogger("tarry")
 PATIENCE = 1
 """How often a graph runs on the reference path before it is compiled, where nobody chose the backend."""
-SIZE_PATIENCE = 32
-"""How often a graph whose sizes vary does so: a short text is generated before a compiler could have started."""
 
 
 class Runtime:
@@ -49,7 +45,7 @@ class Runtime:
         self._native = native
         self._lock = threading.RLock()
         self._cache = ProgramCache()
-        self._sizes = Families()
+        self._sizes = DynamicSteps(self)
         self._closures = StepClosures()
         self._backend: Backend | None = None
         self._in_flight = False
@@ -217,69 +213,36 @@ class Runtime:
 
     def _compile(self, backend: Backend, batch: Any) -> Step:
         start = perf_counter()
-        family, varies = self._sizes.note(batch)
         step = backend.prepare(Program(batch))
         if step is None:
-            if family is not None and varies and backend.capabilities.symbolic_sizes and config.symbolic_sizes:
-                return self._symbolic_step(backend, batch, family)
-            return self._static_step(backend, batch, family)
+            return self._sizes.step(backend, batch, self._patience)
         self._compiled(batch, perf_counter() - start)
-        if family is not None and varies:
-            prepared = step
-            family.step = lambda batch, symbols: prepared(batch)  # it takes any sizes
-        else:
-            self._cache.keep(batch, step, config.max_cached_programs)
+        if not self._sizes.take_any(batch, step):
+            self.keep(batch, step)
         return step
 
-    def _static_step(self, backend: Backend, batch: Any, family: Family | None, *, refused: bool = False) -> Step:
-        """The step for a batch and others of its sizes. `refused`: its family's program is not right for them."""
+    # ---- what `dynamic` asks for
 
-        def make(later: Any) -> Step:
-            if family is not None:
-                covered = None if refused else self._sizes.find(later)  # by now, perhaps
-                if covered is not None:
-                    return covered
-                family.static += 1
-                if family.static > MAX_STATIC:
-                    return InterpretedStep(_too_many_sizes(family, later))
-            return self._compile_now(backend, later)
-
-        step = PatientStep(make, self._patience) if self._patience else make(batch)
+    def keep(self, batch: Any, step: Step) -> None:
+        """Keep a step for batches of the same structure."""
         self._cache.keep(batch, step, config.max_cached_programs)
-        return step
 
-    def _symbolic_step(self, backend: Backend, batch: Any, family: Family) -> Step:
-        """The step for a batch and others of its family."""
-
-        def make(later: Any, symbols: Symbols) -> SymbolicStep | None:
-            reason = family.describe(later.raw())
-            try:
-                step = self._timed_compile(
-                    later,
-                    reason,
-                    lambda: SymbolicStep(
-                        backend, later, family, symbols, self._timed_compile, self._native.PlainDispatch
-                    ),
-                )
-            except Unsupported as error:
-                logger.info("%s; but this step is not compiled for all sizes: %s", reason, error.reason)
-                return None
-            logger.warning("%s: the step was compiled once more, for all values of it", reason)
-            return step
-
-        step = FamilyStep(
-            family,
-            make,
-            lambda later: self._static_step(backend, later, family, refused=True),
-            SIZE_PATIENCE * self._patience,
-        )
-        symbols = self._sizes.symbols(family)
-        assert symbols is not None  # the template was made from this batch
-        family.step = step
-        return lambda batch: step(batch, symbols)
-
-    def _compile_now(self, backend: Backend, batch: Any) -> Step:
+    def compile_static(self, backend: Backend, batch: Any) -> Step:
+        """A step for batches of the same structure."""
         return self._timed_compile(batch, "", lambda: self._make_step(backend, batch))
+
+    def compile_symbolic(
+        self, backend: Backend, batch: Any, family: Family, symbols: Symbols, reason: str
+    ) -> SymbolicStep:
+        """A step for batches of the same family."""
+        guard = self._native.PlainDispatch
+        return self._timed_compile(
+            batch, reason, lambda: SymbolicStep(backend, batch, family, symbols, self._timed_compile, guard)
+        )
+
+    def describe(self, batch: Any) -> str:
+        """A step in a few words."""
+        return _describe(batch)
 
     def _make_step(self, backend: Backend, batch: Any) -> Step:
         try:
@@ -403,14 +366,6 @@ def _malloc_is_set() -> bool:
 
 def _warn(message: str) -> str:
     warnings.warn(f"tarry: {message}. It runs on the reference path.", stacklevel=2)
-    return message
-
-
-def _too_many_sizes(family: Family, batch: Any) -> str:
-    """Why a step is not compiled any more. Said once for each family."""
-    message = f"{_describe(batch)} was compiled for {MAX_STATIC} different sizes; others run on the reference path"
-    if family.static == MAX_STATIC + 1:
-        logger.warning("%s", message)
     return message
 
 
