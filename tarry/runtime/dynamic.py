@@ -92,13 +92,13 @@ class DynamicSteps:
         """The step for a batch and others of its family."""
 
         def make(later: Any, symbols: Symbols) -> SymbolicStep | None:
-            reason = family.describe(later.raw())
+            reason = family.describe(later.raw(), symbols)
             try:
                 step = self._compiler.compile_symbolic(backend, later, family, symbols, reason)
             except Unsupported as error:
                 logger.info("%s; but this step is not compiled for all sizes: %s", reason, error.reason)
                 return None
-            logger.warning("%s: the step was compiled once more, for all values of it", reason)
+            logger.warning("%s: the step was compiled once more, for any such size", reason)
             return step
 
         def otherwise(later: Any) -> Step:

@@ -17,6 +17,9 @@ from tarry.runtime.varying import Family, Template, exemplary
 EXEMPLARS = 4
 """How often a step goes through the passes at different sizes. Two determine most polynomials; the others check."""
 
+MAX_RANGES = 3
+"""Programs of one family for different ranges of sizes. After that many, sizes outside them are compiled one by one."""
+
 
 class SymbolicStep(CompiledStep):
     """The programs of a family. They differ in the numbers that are constants to them."""
@@ -78,7 +81,8 @@ class SymbolicStep(CompiledStep):
 
 class FamilyStep:
     """What computes a family's steps: the reference path for a while (see `patience`), then a program with symbolic
-    sizes, made by `make`; and `otherwise` where there is none, or where it is not right for some size."""
+    sizes, made by `make`; and `otherwise` where there is none that is right. A compiler decides by the sizes at hand
+    how it goes about a step (up to 4096 elements so, above otherwise), so there may be a few for different ranges."""
 
     def __init__(
         self,
@@ -91,16 +95,23 @@ class FamilyStep:
         self._make = make
         self._otherwise = otherwise
         self._runs = runs
-        self._step: SymbolicStep | None = None
+        self._attempts = 0
+        self._steps: list[SymbolicStep] = []
 
     def __call__(self, batch: Batch, symbols: Symbols) -> None:
-        if self._step is None and self._runs > 0:
+        if self._runs > 0:
             self._runs -= 1
             batch.interpret(interruptible=False)
             return
-        if self._step is None:
-            self._step = self._make(batch, symbols)
-        if self._step is None:
-            self._family.give_up()
-        if self._step is None or not self._step.run_at(batch, symbols):
-            self._otherwise(batch)(batch)
+        if any(step.run_at(batch, symbols) for step in self._steps):
+            return
+        if self._attempts < MAX_RANGES:
+            self._attempts += 1
+            step = self._make(batch, symbols)
+            if step is not None:
+                self._steps.append(step)
+                if step.run_at(batch, symbols):
+                    return
+            elif not self._steps:
+                self._family.give_up()
+        self._otherwise(batch)(batch)
