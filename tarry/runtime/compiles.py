@@ -104,10 +104,10 @@ class Compiles:
             except Unsupported as error:
                 log.info("%s; but the step is not compiled for all sizes: %s", recording.why, error.reason)
                 return ReferenceStep(error.reason)
-            say(f"{recording.why}; from here on, one program takes all sizes")
+            say(f"{recording.why}: once more, for any such size")
             return step
 
-        return self._make(backend, recording, recording.why, work, background)
+        return self._make(backend, recording, lambda: recording.why, work, background)
 
     def variant(
         self, backend: Backend, step: CompiledStep, recording: Recording, reason: str, *, background: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tarry.backends.base import Backend, Batch, Step
+from tarry.backends.base import Backend, Batch, Policy, Step
 from tarry.ir.sizes import Symbols
 from tarry.runtime.compiles import Compiles
 from tarry.runtime.policy import GraphStep
@@ -16,12 +16,16 @@ PATIENCE = 32
 """How often steps of a family run on the reference path before one is compiled in the background: a short text is
 generated, and the last batch of an epoch computed, before a compiler could have been of use."""
 
+MAX_RANGES = 3
+"""Programs of one family for different ranges of sizes. After that many, sizes outside them are compiled one by one."""
+
 _NEVER = ReferenceStep("nothing is to be compiled")
 
 
 class FamilyStep(GraphStep):
     """The steps of a family (see `varying`) by policy. `otherwise` makes the step for sizes that no program with
-    symbolic sizes is right for, or of which none could be made."""
+    symbolic sizes is right for, or of which none could be made. A compiler decides by the sizes at hand how it goes
+    about a step (up to 4096 elements so, above otherwise), so there may be a few programs for different ranges."""
 
     def __init__(
         self, compiles: Compiles, backend: Backend, family: Family, otherwise: Callable[[Batch], Step]
@@ -31,19 +35,34 @@ class FamilyStep(GraphStep):
         self._otherwise = otherwise
         self._runs = PATIENCE
         self._symbols: Symbols = ()
+        self._ranges: list[SymbolicStep] = []
+        self._attempts = 0
+        self._refusal: Step | None = None
+
+    @property
+    def ready(self) -> bool:
+        return bool(self._ranges)
 
     def run_at(self, batch: Batch, symbols: Symbols) -> None:
         """Compute a batch, given the values of the symbols."""
         policy = self._compiles.policy(self._backend)
         if policy == "never":
             _NEVER(batch)
-            return
-        self._symbols = symbols
-        step = self._step or self._without_program(batch, policy)
-        if self._step is None:
-            step(batch)
-        elif not isinstance(step, SymbolicStep) or not step.run_at(batch, symbols):
-            self._otherwise(batch)(batch)
+        elif not any(step.run_at(batch, symbols) for step in self._ranges):
+            self._outside(batch, symbols, policy)
+
+    def _outside(self, batch: Batch, symbols: Symbols, policy: Policy) -> None:
+        """Compute a batch of sizes that no program is right for yet."""
+        if self._refusal is None and self._attempts < MAX_RANGES:
+            self._symbols = symbols
+            step = self._without_program(batch, policy)
+            if isinstance(step, SymbolicStep):
+                if step.run_at(batch, symbols):
+                    return
+            elif step is not self._refusal:
+                step(batch)
+                return
+        self._otherwise(batch)(batch)
 
     def _work(self, batch: Batch, *, background: bool) -> Callable[[], Step]:
         recording = SizedRecording(batch, self._family, self._symbols)
@@ -54,7 +73,11 @@ class FamilyStep(GraphStep):
         return self._runs < 0
 
     def _take(self, step: Step) -> Step:
-        self._step = step
-        if not isinstance(step, SymbolicStep):
-            self._family.give_up()
+        self._attempts += 1
+        if isinstance(step, SymbolicStep):
+            self._ranges.append(step)
+        else:
+            self._refusal = step
+            if not self._ranges:
+                self._family.give_up()
         return step

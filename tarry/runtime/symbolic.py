@@ -28,7 +28,7 @@ class SizedRecording(Recording):
         assert family.template is not None
         self.template = family.template
         self.varied_numbers = frozenset(family.varied_numbers())
-        self.why = family.describe(self._raw)
+        self.why = family.describe(self._raw, symbols)
         self.exemplars = exemplary(self.template, symbols, EXEMPLARS)
         self.raws = [batch.raw(self.template.integers(each)) for each in self.exemplars]
 

@@ -147,12 +147,13 @@ class Family:
         columns = zip(*(example.numbers for example in self.fitted), strict=True)
         return {index for index, column in enumerate(columns) if any(repr(n) != repr(column[0]) for n in column)}
 
-    def describe(self, raw: dict[str, Any]) -> str:
-        """What varies, for a line of the log: each symbol by where it comes from and what it was."""
+    def describe(self, raw: dict[str, Any], symbols: Symbols) -> str:
+        """What varies, for a line of the log: each symbol by where it comes from, what it was and what it is."""
         assert self.template is not None
         parts = []
-        for place in self.template.symbols:
-            before, now = (example.integers[place] for example in self.fitted[-2:])
+        for place, now in zip(self.template.symbols, symbols, strict=True):
+            seen = [example.integers[place] for example in reversed(self.fitted)]
+            before = next((value for value in seen if value != now), now)
             parts.append(f"{_whereabouts(raw, self.outline.ranks, place)} was {before} and is {now} now")
         return "; ".join(parts)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -133,6 +134,24 @@ def test_a_program_is_not_used_where_the_backend_says_no() -> None:
         for size in (4, 5, 7, 7, 6):
             assert step(size) == [6.0] * size
         assert any(value.type.sizes == (7, 3) for graph in backend.graphs for value in graph.inputs)
+    assert not any(event.kind in ("error", "interpreted") for event in seen)
+
+
+class Ranged(SymbolicWalking):
+    """Its programs are right up to twice the size that they were made with."""
+
+    def compile_symbolic(self, graph: Graph, symbols: Symbols) -> Computation:
+        made = super().compile_symbolic(graph, symbols)
+        return replace(made, accepts=lambda values: values[0] <= 2 * symbols[0])
+
+
+def test_another_range_of_sizes_has_a_program_of_its_own() -> None:
+    with using(Ranged()) as backend, record() as seen:
+        for size in (4, 5, 6, 100, 101, 7, 102):
+            assert step(size) == [6.0] * size
+        sums = [graph for graph in backend.symbolic if any(node.op.startswith("aten::sum") for node in graph.nodes)]
+        assert len(sums) == 2
+        assert not any(value.type.sizes == (100, 3) for graph in backend.graphs for value in graph.inputs)
     assert not any(event.kind in ("error", "interpreted") for event in seen)
 
 
