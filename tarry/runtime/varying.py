@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from tarry.backends.base import Batch, PythonNumber, Step
 from tarry.ir.sizes import Polynomial, Symbols, fit
 from tarry.native import C
-from tarry.runtime.steps import ReferenceStep
+from tarry.runtime.steps import Recording, ReferenceStep
 
 log = logging.getLogger("tarry")
 
@@ -137,7 +137,7 @@ class Family:
         self.static += 1
         if self.static <= MAX_STATIC:
             return None
-        what = f"a step of {batch.num_operations} operators was compiled for {MAX_STATIC} different sizes"
+        what = f"{Recording(batch).describe()} was compiled for {MAX_STATIC} different sizes"
         if self.static == MAX_STATIC + 1:
             log.warning("tarry: %s; others run on the reference path", what)
         return ReferenceStep(what)

@@ -73,7 +73,8 @@ def test_a_constant_that_changes_says_so(caplog: pytest.LogCaptureFixture) -> No
     assert line.endswith("was 2.0 and is 3.0 now")
 
 
-def test_a_few_lines_and_then_no_more(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_few_lines_and_then_no_more(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(why, "LINES", 4)
     with using(Walking()):
         for rows in range(2, 16):
             _step(rows).item()
