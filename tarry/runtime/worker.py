@@ -1,6 +1,6 @@
 """The process that compiles for another one, started by runtime/remote.py as `python -m tarry.runtime.worker`.
 
-It is given graphs as text and gives back programs as bytes (`Computation.artifact`), at the lowest priority. It ends
+It is given graphs as text and gives back programs as bytes (`Computation.artifact`), at a low priority. It ends
 when it has had nothing to do for a while, and at once when the process is gone that started it.
 """
 
@@ -25,6 +25,9 @@ from tarry.runtime.messages import receive, send
 from tarry.store import pack, unpack
 
 IDLE_SECONDS = 120.0
+NICENESS = 10
+"""A tenth of the weight of others: what a program loses at most whose threads need all processors. With less, a compile
+on a busy machine would take for ever."""
 
 
 def answer(request: bytes) -> bytes:
@@ -73,11 +76,11 @@ def main() -> None:
 
 
 def _stand_back() -> None:
-    """Take the lowest priority. Where the kernel shares processors between sessions first (autogroups), a process's own
+    """Take a low priority. Where the kernel shares processors between sessions first (autogroups), a process's own
     priority counts within its session only; so that of the session, which is ours alone, is lowered as well."""
-    os.nice(19)
+    os.nice(NICENESS)
     with suppress(OSError):
-        Path("/proc/self/autogroup").write_text("19")
+        Path("/proc/self/autogroup").write_text(str(NICENESS))
 
 
 def _listen(requests: queue.SimpleQueue[bytes]) -> None:
