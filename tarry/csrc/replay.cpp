@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "generator.h"
+#include "hooks.h"
 #include "provenance.h"
 
 namespace tarry {
@@ -258,6 +259,7 @@ void Replay::draw_seeds() {
 }
 
 std::variant<std::vector<at::Tensor>, std::string> Replay::arm(const std::vector<at::Tensor>& arguments) {
+  check_fork();
   DeviceState& state = *batch_->state;
   Storages storages{plan_, {}, {}, {}, {}};
   if (auto reason = find_storages(arguments, storages)) {
