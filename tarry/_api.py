@@ -117,6 +117,11 @@ def compile(fn: Any = None, *, warm_up: int = 2) -> Any:  # noqa: A001
     return StepFunction(_runtime, fn, warm_up)
 
 
+def forget_replays() -> None:
+    """Functions of `tarry.compile` have to be recorded again: what they record may be another graph now."""
+    _runtime.generation += 1
+
+
 def graph(*tensors: torch.Tensor, stage: str = "recorded") -> Graph:
     """The graph that would compute these tensors, without computing it."""
     from tarry.ir.build import from_raw
@@ -138,7 +143,7 @@ def explain(*tensors: torch.Tensor, stage: str = "recorded") -> str:
 
 
 def _on_config(name: str, value: Any) -> None:
-    _runtime.generation += 1  # what a step records may be another graph now
+    forget_replays()
     if name == "force_fallback":
         C.set_forced_eager(sorted(value))
     elif name == "max_pending_nodes":

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "guard.h"
+#include "host_reads.h"
 #include "provenance.h"
 #include "replay.h"
 
@@ -141,6 +142,16 @@ void bind_replay(py::module& m) {
       }, "The foreign tensor that was copied into the storage of this one last.")
       .def_property_readonly("reads", [](const Trace& trace) { return locations(trace.reads); })
       .def_property_readonly("overwritten", [](const Trace& trace) { return locations(trace.overwritten); });
+  py::class_<HostReads>(m, "HostReads", "Watches the reads of host tensors by this thread, until stop().")
+      .def(py::init<>())
+      .def("stop", &HostReads::stop)
+      .def_property_readonly("found", [](const HostReads& reads) {
+        std::vector<std::pair<at::Tensor, std::pair<std::string, int>>> described;
+        for (const auto& [tensor, site] : reads.found) {
+          described.emplace_back(tensor, site_location(site));
+        }
+        return described;
+      });
   py::class_<Snapshot>(m, "Snapshot", "The batch of a traced call, copied before it runs.")
       .def(py::init<const Batch&, const Trace&>())
       .def_readonly("whole", &Snapshot::whole)

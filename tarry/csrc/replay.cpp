@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "generator.h"
+#include "hooks.h"
 #include "provenance.h"
 
 namespace tarry {
@@ -60,8 +61,7 @@ void note_upload(const TarryStorage& storage, const at::Tensor& source) {
 
 namespace {
 
-// What an input was once computed from is not part of the batch.
-NodePtr copy_node(const Node& node, const std::vector<NodePtr>& copies) {
+NodePtr copy_node(const Node& node) {
   auto copy = c10::make_intrusive<Node>();
   copy->op = node.op;
   copy->signature = node.signature;
@@ -75,10 +75,17 @@ NodePtr copy_node(const Node& node, const std::vector<NodePtr>& copies) {
   copy->mutations = node.mutations;
   copy->leaf_layout = node.leaf_layout;
   copy->first_slot = node.first_slot;
-  for (const Edge& edge : is_input(node) || node.error ? c10::ArrayRef<Edge>() : c10::ArrayRef<Edge>(node.edges)) {
-    copy->edges.push_back({copies[edge.node->first_slot], edge.output, edge.view});
-  }
   return copy;
+}
+
+// Numbers a replay's nodes as they were when they were collected. A batch that has one of them among its inputs, because
+// another thread has read it, numbers it for its own purposes. Such batches are not in flight: the runtime runs one at a time.
+void renumber(const Batch& batch) {
+  uint32_t slot = 0;
+  for (const NodePtr& node : batch.order) {
+    node->first_slot = slot;
+    slot += static_cast<uint32_t>(node->outputs());
+  }
 }
 
 std::unique_ptr<Batch> copy_batch(const Batch& batch) {
@@ -91,8 +98,16 @@ std::unique_ptr<Batch> copy_batch(const Batch& batch) {
   copy->replayed = true;
   std::vector<NodePtr> copies(batch.slots + 1); // by first slot
   for (const NodePtr& node : batch.order) {
-    copy->order.push_back(copy_node(*node, copies));
-    copies[node->first_slot] = copy->order.back();
+    NodePtr made = copy_node(*node);
+    // What an input was computed from, in an earlier batch, is not part of this one. A replay's own nodes are never inputs:
+    // if they have results, these were kept for nodes that another thread has recorded meanwhile.
+    if (batch.replayed || !(is_input(*node) || node->error)) {
+      for (const Edge& edge : node->edges) {
+        made->edges.push_back({copies[edge.node->first_slot], edge.output, edge.view});
+      }
+    }
+    copies[node->first_slot] = made;
+    copy->order.push_back(std::move(made));
   }
   for (const Root& root : batch.roots) {
     copy->roots.push_back({nullptr, copies[root.node->first_slot], root.output});
@@ -258,13 +273,15 @@ void Replay::draw_seeds() {
 }
 
 std::variant<std::vector<at::Tensor>, std::string> Replay::arm(const std::vector<at::Tensor>& arguments) {
+  check_fork();
   DeviceState& state = *batch_->state;
   Storages storages{plan_, {}, {}, {}, {}};
   if (auto reason = find_storages(arguments, storages)) {
     return *reason;
   }
   if (std::any_of(batch_->roots.begin(), batch_->roots.end(), [](const Root& root) { return root.node->results != nullptr; })) {
-    batch_ = copy_batch(*batch_); // another thread has recorded nodes that read these
+    renumber(*batch_); // another thread has recorded nodes that read these, and keeps them
+    batch_ = copy_batch(*batch_);
     renew_nodes();
   }
   storages.fresh.resize(plan_.targets.size());

@@ -333,7 +333,10 @@ class CustomOp:
         self._changed()
 
     def _changed(self) -> None:
-        """What tarry has inferred and compiled for the operator no longer holds."""
+        """What tarry has inferred, compiled and proved for the operator no longer holds."""
+        from tarry import _api
+
+        _api.forget_replays()
         C.forget_operator(self._qualname)
         forget_operators()
 

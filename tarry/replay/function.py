@@ -16,7 +16,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten  # privat
 from tarry import events
 from tarry.native import C
 from tarry.replay.environment import PLAIN, Environment, default_devices
-from tarry.replay.proof import Evidence, Witness
+from tarry.replay.evidence import Evidence
+from tarry.replay.proof import Witness
 from tarry.replay.reasons import NotReplayableError
 from tarry.runtime.sync import Runtime
 

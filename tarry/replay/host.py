@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from tarry.native import C
 from tarry.replay.environment import PLAIN, is_foreign
-from tarry.replay.reasons import NotReplayableError
+from tarry.replay.reasons import NotReplayableError, where
 
 _READS = {
     "item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "nonzero", "__bool__", "__float__", "__int__",
@@ -35,8 +36,14 @@ class HostWatch(TorchFunctionMode):
         self._found = ""
         self._literals: dict[int, torch.Tensor] = {}  # on the host, by id
 
+    def __enter__(self) -> HostWatch:
+        self._reads = C.HostReads()
+        super().__enter__()
+        return self
+
     def __exit__(self, *exc_info: Any) -> None:
         super().__exit__(*exc_info)
+        self._reads.stop()
         self._trace = None  # it watches for as long as it lives
 
     def is_literal(self, host: torch.Tensor) -> bool:
@@ -45,6 +52,9 @@ class HostWatch(TorchFunctionMode):
 
     def check(self) -> None:
         """Raise what was found."""
+        for tensor, location in self._reads.found:
+            if not self._found and id(tensor) not in self._literals:
+                self._found = _read(where(location))
         if self._found:
             raise NotReplayableError(self._found)
 
@@ -52,10 +62,7 @@ class HostWatch(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if not self._found:
             if name in _READS and any(_on_host(args)):
-                self._found = (
-                    f"it reads a host tensor at {_user_line()}: a replay would not see it change. Read it outside, and "
-                    f"pass what follows from it as an argument"
-                )
+                self._found = _read(_user_line())
             elif _writes(name, kwargs) and any(_on_host(args)):
                 self._found = (
                     f"it changes a host tensor at {_user_line()}, which a replay would not. If it is an optimizer's "
@@ -67,6 +74,13 @@ class HostWatch(TorchFunctionMode):
             if host is not None and _is_plain([*args, *(kwargs or {}).values()]):
                 self._literals[id(host)] = host
         return result
+
+
+def _read(place: str) -> str:
+    return (
+        f"it reads a host tensor at {place}: a replay would not see it change. Read it outside, and pass what follows "
+        f"from it as an argument, or have it on device 'tarry'"
+    )
 
 
 def _is_plain(value: Any) -> bool:

@@ -10,8 +10,7 @@ import gc
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten  # private; checked on torch 2.11 and 2.13
@@ -19,97 +18,10 @@ from torch.utils._pytree import TreeSpec, tree_flatten  # private; checked on to
 from tarry.native import C
 from tarry.replay.autograd import graph_is_alive
 from tarry.replay.environment import PLAIN, Environment
+from tarry.replay.evidence import Evidence, Made, Number, Place, Result
 from tarry.replay.host import HostWatch
 from tarry.replay.reasons import NotReplayableError, where
 from tarry.runtime.sync import Runtime
-
-Place: TypeAlias = tuple[str, int]
-"""Where a storage comes from at a replay; see `Replay::From` in csrc/replay.h."""
-Made: TypeAlias = tuple[Place, torch.dtype, tuple[int, ...], tuple[int, ...], int]
-"""A tensor that each replay makes anew: its storage, dtype, sizes, strides and offset."""
-
-
-@dataclass
-class Result:
-    """One leaf of what a call returned: how a replay comes by it."""
-
-    kind: str  # "made", "argument", "object", "value"
-    value: Any  # made: its number among the made; argument: its index; else the object itself
-
-    def same(self, other: Result) -> bool:
-        if self.kind != other.kind:
-            return False
-        if self.kind == "object":
-            return self.value is other.value
-        return type(self.value) is type(other.value) and repr(self.value) == repr(other.value)
-
-
-@dataclass
-class Number:
-    """A number that an operator was given."""
-
-    value: Any
-    op: str
-    where: str
-
-
-@dataclass
-class Evidence:
-    """All that a replay of a call would do; two calls that agree in it do the same."""
-
-    snapshot: Any
-    structure: Any
-    places: dict[str, Any]  # plain data, to be compared
-    numbers: list[Number]
-    results: list[Result]
-    result_tree: TreeSpec
-    holders: list[torch.Tensor]
-    hosts: list[torch.Tensor]
-    written: list[torch.Tensor]
-
-    def difference(self, other: Evidence, numbers: bool = True) -> str | None:
-        """Why the two calls did not do the same; None if they did."""
-        if not self.snapshot.batch.matches(other.structure):
-            return "it recorded another graph than in the call before"
-        if self.places != other.places:
-            return "it read or wrote other tensors than in the call before"
-        if self.result_tree != other.result_tree:
-            return "it returned another structure than in the call before"
-        for mine, theirs in zip(self.results, other.results, strict=True):
-            if not mine.same(theirs):
-                return (
-                    f"it returned {theirs.value!r} and then {mine.value!r}: a replay could only return the same again. "
-                    f"Return tensors, and read them outside"
-                )
-        return self._changed_number(other) if numbers else None
-
-    def _changed_number(self, other: Evidence) -> str | None:
-        for mine, theirs in zip(self.numbers, other.numbers, strict=True):
-            if type(mine.value) is not type(theirs.value) or repr(mine.value) != repr(theirs.value):
-                advice = (
-                    ". If it is an optimizer's step count, give the optimizer capturable=True"
-                    if "optim" in mine.where
-                    else ""
-                )
-                return f"a number of {mine.op} at {mine.where} was {theirs.value!r} and is {mine.value!r} now{advice}"
-        return None
-
-    def replay(self) -> Any:
-        """The native object that replays the call."""
-        places = self.places
-        return C.Replay(
-            snapshot=self.snapshot,
-            sources=places["sources"],
-            targets=places["targets"],
-            results=places["made"],
-            gradients=places["gradients"],
-            holders=self.holders,
-            hosts=self.hosts,
-            written=self.written,
-            kept=places["kept"],
-            seeds=places["seeds"],
-            draws=places["draws"],
-        )
 
 
 def _device_rng(device: int) -> tuple[int, int]:
@@ -148,6 +60,7 @@ class Witness:
         self._argument_gradients = [_gradient_serial(t) for _, t in self._argument_holders]
         self._device_rng = _device_rng(self._device)
         self._host_rng = _host_rng()
+        self._closures = runtime.closures_added
         self._trace = C.Trace(self._device)
         runtime.observer = lambda batch: self._snapshots.append(C.Snapshot(batch, self._trace))
         self._host = HostWatch(self._trace)
@@ -208,12 +121,14 @@ class Witness:
         if name is not None:
             advice = ": give the optimizer capturable=True" if name.endswith("['step']") else ""
             raise NotReplayableError(f"it changes {name}, a tensor on the host, which a replay would not{advice}")
-        self._host.check()
         if self._reads:
             raise NotReplayableError(
                 f"it reads a value at {where(self._reads[0])}, which a replay would not. Return the tensor, and read "
                 f"it outside of the function"
             )
+        self._host.check()  # after the above: a value that is read is a host tensor for a moment
+        if self._runtime.closures_added != self._closures:
+            raise NotReplayableError("it adds a step closure, which a replay would not. Add it outside of the function")
         if self._overwritten:
             raise NotReplayableError(
                 f"it copies a host tensor into an existing one at {where(self._overwritten[0])}. Pass the host tensor "

@@ -49,6 +49,7 @@ class Runtime:
         """Grows when all programs are forgotten: what was prepared for the old backend is void then."""
         self.observer: Callable[[Any], None] | None = None
         """Is shown each batch before it runs."""
+        self.closures_added = 0
 
     # ---- the backend
 
@@ -344,6 +345,7 @@ class Runtime:
     def add_step_closure(self, function: Callable[..., Any], tensors: tuple[torch.Tensor, ...]) -> None:
         """Have `function(*tensors)` called, with host copies, once the step that computes them is done."""
         self._closures.add(function, tensors)
+        self.closures_added += 1
 
     # ---- callbacks of the native part
 

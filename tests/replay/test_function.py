@@ -267,11 +267,14 @@ def test_another_thread_records_meanwhile() -> None:
         x = ones(3)
         while not stop.is_set():
             x = (x + 1).clamp(max=5)
+            total = (watched.model[0].weight.detach() * 2).sum() + x.sum()  # reads what a step in flight writes
+            if stop.wait(1e-4):
+                total.item()
 
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        for x, y in batches(20):
+        for x, y in batches(100):
             torch.testing.assert_close(step(x.to("tarry"), y.to("tarry")).cpu(), eager.step(x, y), rtol=1e-4, atol=1e-5)
     finally:
         stop.set()

@@ -324,20 +324,14 @@ def test_a_schedule_by_a_tensor_is_replayed() -> None:
     torch.testing.assert_close(watched.state(), eager.state(), rtol=1e-3, atol=1e-4)
 
 
-def test_a_host_tensor_that_is_read_as_a_number() -> None:
-    def make(device: str) -> tuple[Trainer, Tensor]:
-        rate = torch.tensor(0.1)
-        return trainer(device, mlp, lambda model: torch.optim.SGD(model.parameters(), lr=rate)), rate
-
-    (eager, eager_rate), (watched, rate) = make("cpu"), make("tarry")
-    step = tarry.compile(watched.step)
-    same_steps(eager, watched, step, count=5)
-    assert step.replays >= 1
-    for tensor in (rate, eager_rate):
-        tensor.fill_(0.01)
-    with recorded(step, 1):
-        same_steps(eager, watched, step, count=3)
-    assert "['lr'], a tensor on the host, was changed" in step.explain()
+def test_a_host_tensor_that_changes_is_moved_anew() -> None:
+    scale = torch.tensor(2.0)
+    step = tarry.compile(lambda x: x * scale)
+    for _ in range(4):
+        assert step(torch.ones((), device="tarry")).item() == 2
+    assert step.replays == 2
+    scale.fill_(3.0)
+    assert step(torch.ones((), device="tarry")).item() == 3
 
 
 # ---- gradients and results that somebody holds
@@ -529,6 +523,27 @@ def test_another_backend() -> None:
             same_steps(eager, watched, step)
     finally:
         tarry.set_backend("eager")
+
+
+def test_a_custom_operator_that_is_declared_anew() -> None:
+    def declare(factor: float) -> Any:
+        @tarry.custom_op("tests_replay::scale")
+        def scale(x: Tensor) -> Tensor: ...
+
+        scale.impl(["cpu"])(lambda x: x * factor)
+        scale.impl_abstract()(torch.empty_like)
+        return scale
+
+    scale = declare(2.0)
+    step = tarry.compile(lambda x: torch.ops.tests_replay.scale(x))
+    try:
+        for _ in range(4):
+            assert step(torch.ones(1, device="tarry")).item() == 2
+        assert step.replays == 2
+        scale = declare(3.0)
+        assert step(torch.ones(1, device="tarry")).item() == 3
+    finally:
+        scale.remove()
 
 
 # ---- memory

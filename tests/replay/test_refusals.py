@@ -82,6 +82,10 @@ def reads_the_host(x: Tensor) -> Tensor:
     return x * 2 if bool(HOST.sum() == 0) else x
 
 
+def reads_the_host_as_a_number(x: Tensor) -> Tensor:
+    return torch.add(x, x, alpha=HOST[0])
+
+
 def changes_the_host(x: Tensor) -> Tensor:
     HOST.add_(0)
     return x * 2
@@ -105,6 +109,11 @@ def uses_the_count(x: Tensor) -> Tensor:
 def keeps_a_tensor(x: Tensor) -> Tensor:
     setattr(KEPT, "val" + "ue", x * 2)
     return x * 3
+
+
+def adds_a_closure(x: Tensor) -> Tensor:
+    tarry.add_step_closure(lambda total: None, x.sum())
+    return x * 2
 
 
 def cuts(x: Tensor) -> Tensor:
@@ -175,11 +184,13 @@ CASES: dict[Callable[..., Any], str] = {
     copies_a_host_tensor_over_a_literal: "a host tensor at .*test_refusals.py:.* that was made inside",
     makes_another_each_time: "read or wrote other tensors",
     reads_the_host: "reads a host tensor at .*test_refusals.py",
+    reads_the_host_as_a_number: "reads a host tensor at .*test_refusals.py",
     changes_the_host: "changes HOST, a tensor on the host",
     copies_into_an_existing_tensor: "copies a host tensor into an existing one at .*test_refusals.py",
     counts: "changes its surroundings: KEPT.count",
     uses_the_count: "a number of aten::mul.* at .*test_refusals.py.* was",
     keeps_a_tensor: "made at .*test_refusals.py:.* is kept when the call is over",
+    adds_a_closure: "adds a step closure",
     cuts: "computed in 2 parts",
     runs_eagerly: "reads a value at .*test_refusals.py",
     seeds: "seeds the generator|draws random numbers",
@@ -230,6 +241,27 @@ def test_a_step_count_on_the_host_asks_for_capturable() -> None:
         torch.testing.assert_close(step(x.to("tarry"), y.to("tarry")).cpu(), eager.step(x, y), rtol=1e-4, atol=1e-5)
     assert step.replays == 0
     assert "capturable=True" in step.explain()
+
+
+def test_a_rate_on_the_host_is_read_as_a_number() -> None:
+    watched, eager = (
+        trainer(device, mlp, lambda model: torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1)))
+        for device in ("tarry", "cpu")
+    )
+    step = tarry.compile(watched.step)
+    for k, (x, y) in enumerate(batches(8)):
+        for t in (eager, watched):
+            t.optimizer.param_groups[0]["lr"].fill_(0.1 if k < 5 else 0.01)
+        torch.testing.assert_close(step(x.to("tarry"), y.to("tarry")).cpu(), eager.step(x, y), rtol=1e-4, atol=1e-5)
+    assert "reads a host tensor" in step.explain()
+
+
+def test_a_number_that_comes_as_a_host_argument() -> None:
+    step = tarry.compile(lambda x, rate: torch.add(x, x, alpha=rate))
+    for rate in (1.0, 1.0, 1.0, 2.0):
+        assert step(torch.ones(1, device="tarry"), torch.tensor(rate)).item() == 1 + rate
+    assert step.replays == 0
+    assert "reads a host tensor" in step.explain()
 
 
 def test_a_scheduler_inside_the_function() -> None:
