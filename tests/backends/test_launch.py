@@ -92,6 +92,30 @@ def test_a_program_of_known_statements_is_taken() -> None:
     assert isinstance(made, C.Program)
 
 
+def test_views_that_a_call_is_given_are_dropped_after_it() -> None:
+    """They would keep the buffers that they look at until the program ends, however early those are deleted."""
+    statements = (
+        "buf0 = torch.ops.aten.sin.default(reinterpret_tensor(arg0_1, (4, ), (1, ), 0))\n"
+        "buf1 = reinterpret_tensor(buf0, (2, 2), (2, 1), 0); del buf0\n"
+        "buf2 = torch.ops.aten.cos.default(buf1); del buf1\n"
+        "return (reinterpret_tensor(buf2, (4, ), (1, ), 0), )"
+    )
+    text = "def call(args):\n    arg0_1, = args\n    " + statements.replace("\n", "\n    ") + "\n"
+    scope: dict[str, Any] = {"torch": torch}
+    exec(text, scope)
+    graph = SimpleNamespace(inputs=[None], outputs=[None])
+    program = SimpleNamespace(graph=graph, vectors=[], in_place=frozenset())
+    made = launch_list(scope["call"], text, program)  # type: ignore[arg-type]
+    assert made is not None
+    kept = set(range(made[1].registers)) - {0}  # the input, which its caller drops
+    for instruction in made[1].instructions:
+        kept -= set(instruction["drops"])
+    (result,) = made[1].results
+    last = made[1].instructions[-1]
+    assert (last["kind"], last["targets"]) == ("view", [result])
+    assert kept == {result, *last["sources"]}, "the result, and what it looks at"
+
+
 @pytest.mark.parametrize(
     "statements",
     [

@@ -18,9 +18,9 @@ from tarry.ir.graph import HERE, Graph, Node, Number, Value
 from tarry.ir.operators import list_length, operator, overload
 from tarry.passes.foreach import unroll_foreach
 
-AFTER_FORWARD = "tarry_after_forward"
-"""In the meta of FX nodes ("custom", which tracing hands on), from the first one on that activation checkpointing
-recomputes: a compiler that moves these before the others undoes it."""
+PHASE = "tarry_phase"
+"""In the meta of FX nodes ("custom", which tracing hands on): how many recomputations of activation checkpointing have
+begun, if any. A compiler that moves a node before one of an earlier phase undoes the checkpointing."""
 STRIDE_SENSITIVE = frozenset({"aten::as_strided", "aten::as_strided_scatter", "aten::view.dtype"})
 
 
@@ -102,7 +102,7 @@ class FxLowering(LoweringContext[torch.fx.Node]):
         self._elements: dict[tuple[int, str], torch.fx.Node] = {}
         self._is_element: set[torch.fx.Node] = set()
         self._numbers_on_host = False
-        self._after_forward = False  # activation checkpointing has begun to recompute
+        self._regions: set[int] = set()  # what activation checkpointing has begun to recompute
 
     def lower(self, nodes: Iterable[Node] | None = None) -> FxLowering:
         for position, value in enumerate(self.graph.inputs):
@@ -140,7 +140,8 @@ class FxLowering(LoweringContext[torch.fx.Node]):
 
     def lower_node(self, node: Node) -> None:
         self._numbers_on_host = is_custom(node.op)  # its kernel is called with Python numbers
-        self._after_forward = self._after_forward or node.region > 0
+        if node.region > 0:
+            self._regions.add(node.region)
         super().lower_node(node)
 
     def emit(self, node: Node, args: tuple[Any, ...]) -> Sequence[torch.fx.Node | None]:
@@ -229,8 +230,8 @@ class FxLowering(LoweringContext[torch.fx.Node]):
 
     def _call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.fx.Node:
         made = self.fx.call_function(target, args, kwargs)
-        if self._after_forward:
-            made.meta["custom"] = {AFTER_FORWARD: True}
+        if self._regions:
+            made.meta["custom"] = {PHASE: len(self._regions)}
         return made
 
     def finish(self, in_place: bool) -> FxProgram:

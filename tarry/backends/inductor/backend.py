@@ -22,7 +22,7 @@ from tarry.backends.fx.symbolic import SymbolicFxProgram, lower_symbolic
 from tarry.backends.inductor.artifact import Generated
 from tarry.backends.inductor.capture import Capture
 from tarry.backends.inductor.launch import launch_list
-from tarry.backends.inductor.phases import is_marked, kept_apart
+from tarry.backends.inductor.phases import has_phases, kept_apart
 from tarry.backends.inductor.settings import apply_settings, fingerprint, is_json, settings
 from tarry.backends.inductor.symbolic import SymbolicSizes, check_results
 from tarry.errors import Unsupported
@@ -217,7 +217,7 @@ def _compile(
         (output,) = [node for node in traced.graph.nodes if node.op == "output"]
         if isinstance(program, SymbolicFxProgram):
             check_results(program, [node.meta["val"] for node in output.args[0]], examples[:first])
-        apart = kept_apart() if is_marked(program.module) else contextlib.nullcontext()
+        apart = kept_apart() if has_phases(program.module) else contextlib.nullcontext()
         with apart, torch._guards.tracing(torch._guards.TracingContext(fake_mode)), V.set_fake_mode(fake_mode):
             traced = joint_graph_passes(traced)
             (output,) = [node for node in traced.graph.nodes if node.op == "output"]
@@ -238,7 +238,7 @@ def _trace(module: torch.fx.GraphModule, examples: list[torch.Tensor]) -> torch.
     from torch.fx.traceback import preserve_node_meta
 
     table = select_decomp_table()
-    if not is_marked(module):
+    if not has_phases(module):
         return make_fx(module, decomposition_table=table)(*examples)
     with preserve_node_meta():
         return make_fx(torch.fx.Interpreter(module).run, decomposition_table=table)(*examples)

@@ -144,6 +144,7 @@ class _Reader:
         self._constants: list[torch.Tensor] = []
         self._names: dict[str, int] = {}
         self._tuples: dict[str, list[int]] = {}
+        self._passing: list[int] = []  # views that a statement has made for its arguments alone
         self._count = parameters
         self._instructions: list[dict[str, Any]] = []
         self.libraries: list[str] = []
@@ -194,8 +195,12 @@ class _Reader:
                 self._call(call, ())
             case ast.Return(value=ast.Tuple(elts=values)):
                 self.results = [self._register(value) for value in values]
+                self._passing.clear()
             case _:
                 raise NotUnderstoodError(ast.dump(statement)[:200])
+        if self._passing:  # a view that outlives its statement would keep the buffer that it looks at
+            self._instructions[-1]["drops"].extend(self._passing)
+            self._passing.clear()
 
     def _bind_parameters(self, names: Sequence[ast.expr]) -> None:
         if len(names) != self._symbols + self._parameters or self._names:
@@ -231,6 +236,7 @@ class _Reader:
                 )
             case ast.Call(func=ast.Name(id="reinterpret_tensor")):
                 self._names[name] = self._register(value)
+                self._passing.remove(self._names[name])
             case ast.Call() as call:
                 self._call(call, (name,))
             case _:
@@ -350,6 +356,7 @@ class _Reader:
             case ast.Call(func=ast.Name(id="reinterpret_tensor"), args=[source, sizes, strides, offset], keywords=[]):
                 made = self._new()
                 self._emit("view", [made], [self._register(source)], **self._layout(sizes, strides, offset))
+                self._passing.append(made)
                 return made
         found = self._object(value)
         if isinstance(found, torch.Tensor):

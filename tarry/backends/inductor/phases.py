@@ -1,8 +1,9 @@
-"""Keeps what activation checkpointing recomputes out of the forward pass.
+"""Keeps what activation checkpointing recomputes where it was recorded.
 
 Inductor fuses kernels that read the same data. Recomputation reads what forward has read: fused with it, it would be
-done in the forward pass, and what it gives be kept until backward, which is what recomputing is to avoid. So in a graph
-with recomputation, nothing from its first such node on is fused with anything before it, as if they were two graphs.
+done in the forward pass, and what it gives be kept until backward, which is what recomputing is to avoid. So a graph
+with recomputation has phases, of which each begins where another part is recomputed, and nothing is fused across them,
+as if they were graphs of their own.
 
 Private names used, checked on torch 2.13: `torch._inductor.choices.InductorChoices.can_fuse`, `V.set_choices_handler`,
 and the field "custom" of a node's meta, which tracing hands on. Where one is missing, the graph is compiled without
@@ -17,16 +18,17 @@ from typing import Any
 
 import torch
 
-from tarry.backends.fx.lower import AFTER_FORWARD
+from tarry.backends.fx.lower import PHASE
 
 
-def is_marked(module: torch.fx.GraphModule) -> bool:
-    return any(_marked(node) for node in module.graph.nodes)
+def has_phases(module: torch.fx.GraphModule) -> bool:
+    """Whether there is anything in a graph that has to be kept apart."""
+    return any(_phase_of(node) for node in module.graph.nodes)
 
 
 @contextmanager
 def kept_apart() -> Iterator[None]:
-    """Within the block, Inductor fuses nothing that is marked with anything that is not."""
+    """Within the block, Inductor fuses nothing across phases."""
     from torch._inductor import choices, config
     from torch._inductor.virtualized import V
 
@@ -34,19 +36,20 @@ def kept_apart() -> Iterator[None]:
     if not hasattr(base, "can_fuse") or not hasattr(V, "set_choices_handler"):
         yield
         return
+    known: dict[str, int] = {}  # by the name of a node: the scheduler asks for many pairs of them
 
-    known: dict[str, bool] = {}  # by the name of a node: the scheduler asks for many pairs of them
-
-    def after_forward(node: Any) -> bool:
+    def phase(node: Any) -> int:
         name = node.get_name()
         if name not in known:
-            known[name] = _after_forward(node)
+            parts = [part.node for part in node.get_nodes() if part.node is not None]
+            # What is computed earlier may be computed again in it, and then counts among its origins.
+            known[name] = max((_phase_of(origin) for part in parts for origin in part.get_origins()), default=0)
         return known[name]
 
     class Choices(base):
         @staticmethod
         def can_fuse(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
-            if after_forward(node1) != after_forward(node2):
+            if phase(node1) != phase(node2):
                 return False
             return bool(base.can_fuse(scheduler, node1, node2, shared_data_score))
 
@@ -55,11 +58,5 @@ def kept_apart() -> Iterator[None]:
         yield
 
 
-def _marked(node: torch.fx.Node) -> bool:
-    return AFTER_FORWARD in (node.meta.get("custom") or {})
-
-
-def _after_forward(node: Any) -> bool:
-    """Whether a node of the scheduler has anything in it that is marked."""
-    parts = [part.node for part in node.get_nodes() if part.node is not None]
-    return any(_marked(origin) for part in parts for origin in part.get_origins())
+def _phase_of(node: torch.fx.Node) -> int:
+    return int((node.meta.get("custom") or {}).get(PHASE, 0))
