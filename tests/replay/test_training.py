@@ -78,10 +78,11 @@ def test_same_as_eager(backend: str, make_model: Any, make_optimizer: Any) -> No
 
 
 @pytest.mark.slow
-def test_same_as_eager_with_inductor() -> None:
+@pytest.mark.parametrize(("make_model", "make_optimizer"), [(mlp, adamw), (normed, sgd)], ids=["adamw", "batchnorm"])
+def test_same_as_eager_with_inductor(make_model: Any, make_optimizer: Any) -> None:
     tarry.set_backend("inductor")
     try:
-        same_training(normed, adamw)
+        same_training(make_model, make_optimizer)
     finally:
         tarry.set_backend("eager")
 
