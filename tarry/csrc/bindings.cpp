@@ -1,10 +1,7 @@
 // The native module, as Python sees it.
 #include <ATen/ScalarOps.h>
-#include <torch/csrc/Dtype.h>
-#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
-#include <torch/csrc/utils/tensor_memoryformats.h>
 #include <torch/library.h>
 
 #include "ahead.h"

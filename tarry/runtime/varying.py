@@ -22,8 +22,8 @@ from tarry.runtime.steps import Recording, ReferenceStep
 log = logging.getLogger("tarry")
 
 MAX_SYMBOLS = 4
-MAX_TEMPLATES = 6
-"""Templates that are tried for one family. After that many, its sizes vary by no rule."""
+MAX_ATTEMPTS = 12
+"""How often a template is looked for in one family. After that, its sizes vary by no rule."""
 MAX_FAILURES = 2
 """A first template may fail because it was a wrong guess; if another does, it is not for that."""
 MAX_EXAMPLES = 4
@@ -109,21 +109,21 @@ class Family:
     template: Template | None = None
     fitted: list[Example] = field(default_factory=list)  # what the template was made from
     step: SizedStep | None = None
-    templates: int = 0  # that were made
+    attempts: int = 0  # to find a template
     failures: int = 0  # templates that the backend made no program of
     static: int = 0  # programs compiled for fixed sizes
 
     def vary(self, example: Example) -> bool:
         """A member that the template, if there is one, does not fit: whether there is a better one now."""
-        if self.templates >= MAX_TEMPLATES or self.failures >= MAX_FAILURES:
+        if self.attempts >= MAX_ATTEMPTS or self.failures >= MAX_FAILURES:
             return False
+        self.attempts += 1
         earlier = [self.fitted, *([known] for known in reversed(self.examples))]
         self.examples = [*self.examples[1 - MAX_EXAMPLES :], example]
         for examples in earlier:
             found = find_template([e.integers for e in (*examples, example)], self.outline.ranks) if examples else None
             if found is not None:
                 self.template, self.fitted, self.step = found, [*examples, example], None
-                self.templates += 1
                 return True
         return False
 
