@@ -103,7 +103,7 @@ def test_views_that_a_call_is_given_are_dropped_after_it() -> None:
     text = "def call(args):\n    arg0_1, = args\n    " + statements.replace("\n", "\n    ") + "\n"
     scope: dict[str, Any] = {"torch": torch}
     exec(text, scope)
-    graph = SimpleNamespace(inputs=[None], outputs=[None])
+    graph = SimpleNamespace(inputs=[None], outputs=[None], numbers=[])
     program = SimpleNamespace(graph=graph, vectors=[], in_place=frozenset())
     made = launch_list(scope["call"], text, program)  # type: ignore[arg-type]
     assert made is not None
