@@ -75,7 +75,7 @@ def _train(cache: Path, policy: str, dropout: float = 0.0) -> Any:
 
 @needs_inductor
 @pytest.mark.slow
-@pytest.mark.parametrize("dropout", [0.0, 0.25], ids=["native", "python"])
+@pytest.mark.parametrize("dropout", [0.0, 0.25], ids=["plain", "dropout"])
 def test_a_second_process_compiles_nothing(tmp_path: Path, dropout: float) -> None:
     first = _train(tmp_path / "cache", "background", dropout)
     assert first["counts"]["compile"] == 1

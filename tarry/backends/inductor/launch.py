@@ -307,7 +307,7 @@ class _Reader:
                 strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
                 self._names[name] = self._new()
                 buffer = self._names[name]
-                self._emit("allocate", [buffer], [], sizes=shape, strides=strides, dtype=torch.bool)
+                self._emit("allocate", [buffer], [], sizes=shape, strides=strides, varies=False, dtype=torch.bool)
                 self._emit(
                     "call",
                     [NOWHERE],
