@@ -2,6 +2,7 @@
 
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <cstring>
@@ -102,6 +103,7 @@ void CapturedProgram::let_go_of_results() const {
 }
 
 std::vector<at::Tensor> CapturedProgram::run(std::vector<at::Tensor> inputs, const std::vector<c10::IValue>& numbers) const {
+  const c10::OptionalDeviceGuard device(inputs.empty() ? std::nullopt : std::make_optional(inputs[0].device()));
   let_go_of_results();
   std::vector<at::Tensor> to, from;
   for (size_t i = 0; i < inputs.size(); ++i) {

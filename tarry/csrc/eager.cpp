@@ -207,6 +207,15 @@ void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reaso
     }
     op.handle.callBoxed(&call_stack);
   }
+  // What was launched ahead while the kernel wrote may have read anything: it must not be taken for a reader of the result.
+  for (const auto& storage : real.written) {
+    Graveyard graveyard;
+    std::lock_guard<std::mutex> guard(storage->state->mutex);
+    if (storage->data.defined()) {
+      at::Tensor renewed = tarry::alias(storage->data);
+      graveyard.tensors.push_back(std::exchange(storage->data, std::move(renewed)));
+    }
+  }
   // An out= argument may have been resized.
   for (size_t i = 0; i < real.real.size(); ++i) {
     auto* impl = real.originals[i].unsafeGetTensorImpl();

@@ -128,6 +128,9 @@ struct TarryStorage final : c10::StorageImpl {
   Value value;
   NodePtr leaf; // the leaf that stands for `data` (or what it was before this step's writes), if leaf->epoch is the device's
   uint64_t leaf_epoch = 0;
+  // Once it was pending, a storage has a weak reference to itself until it is released: without any, c10 would delete it without
+  // looking whether somebody who holds the device's lock has taken a weak reference meanwhile.
+  bool keeps_count = false;
   TarryStorage** claim = nullptr; // the root of the batch in flight that will fill this storage, to be cleared on death
   // Links of the device's list of pending storages.
   TarryStorage* previous = nullptr;
@@ -162,7 +165,8 @@ struct DeviceState {
   // Running ahead (ahead.h): what is expected, from which position on it may be launched, and what was launched in this epoch.
   std::unique_ptr<Expectation> expected;
   uint32_t expected_at = kNever;
-  std::vector<WeakStorageImpl> uploads; // storages filled from the host since the last collect(), in order
+  static constexpr size_t kMaxUploads = 256;
+  std::vector<WeakStorageImpl> uploads; // the first storages filled from the host since the last collect(), in order
   uint32_t launch_at = kNever; // as expected_at, until it was launched or the epoch is over
   std::shared_ptr<Flight> flight;
   uint64_t ahead_used = 0; // flights whose results were right

@@ -216,7 +216,9 @@ at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) 
     Graveyard graveyard;
     std::lock_guard<std::mutex> guard(storage->state->mutex);
     set_data(storage, std::move(real), graveyard);
-    storage->state->uploads.push_back(weak(storage));
+    if (storage->state->uploads.size() < DeviceState::kMaxUploads) {
+      storage->state->uploads.push_back(weak(storage));
+    }
     return self;
   }
   torch::jit::Stack stack{self, upload(*storage->state, source), non_blocking};

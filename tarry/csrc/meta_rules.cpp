@@ -41,6 +41,11 @@ at::Tensor embedding(
   return at::empty(sizes, weight.options());
 }
 
+at::Tensor safe_softmax(const at::Tensor& self, int64_t dim, std::optional<at::ScalarType> dtype) {
+  const bool usual = self.dim() > 0 && self.is_contiguous() && -self.dim() <= dim && dim < self.dim() && self.is_floating_point();
+  return usual ? at::empty(self.sizes(), self.options().dtype(dtype.value_or(self.scalar_type()))) : at::Tensor();
+}
+
 template <typename Op, typename Op::schema* kernel>
 void add(Rules& rules) {
   std::string name = Op::name;
@@ -148,6 +153,7 @@ void add_others(Rules& rules) {
   TARRY_RULE(clone, clone);
   TARRY_RULE(_to_copy, to_copy);
   TARRY_RULE(embedding, embedding);
+  TARRY_RULE(_safe_softmax, safe_softmax);
 }
 
 } // namespace

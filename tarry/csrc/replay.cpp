@@ -302,10 +302,12 @@ std::variant<std::vector<at::Tensor>, std::string> Replay::arm(const std::vector
   {
     Graveyard graveyard;
     std::shared_ptr<Flight> flight;
+    std::vector<WeakStorageImpl> uploads;
     std::lock_guard<std::mutex> guard(state.mutex);
     if (auto reason = check_contents(storages)) {
       return *reason;
     }
+    uploads.swap(state.uploads); // this step's, as collect() does it
     draw_seeds();
     for (size_t i = 0; i < leaves_.size(); ++i) {
       leaves_[i]->data = uploaded[i].defined() ? std::move(uploaded[i]) : storages.at(plan_.sources[i])->data;

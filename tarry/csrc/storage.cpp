@@ -138,9 +138,16 @@ TarryStorage::~TarryStorage() {
 void TarryStorage::release_resources() {
   leave();
   c10::StorageImpl::release_resources();
+  if (keeps_count) {
+    c10::raw::weak_intrusive_ptr::decref(static_cast<c10::intrusive_ptr_target*>(this));
+  }
 }
 
 void DeviceState::link(TarryStorage* storage) {
+  if (!storage->keeps_count) {
+    c10::raw::weak_intrusive_ptr::incref(static_cast<c10::intrusive_ptr_target*>(storage));
+    storage->keeps_count = true;
+  }
   storage->previous = nullptr;
   storage->next = pending;
   if (pending) {

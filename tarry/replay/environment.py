@@ -10,14 +10,19 @@ state are compared down to their storage.
 
 from __future__ import annotations
 
+import array
 import dis
 import functools
+import hashlib
 import sys
 import sysconfig
 import types
+from collections import deque
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 from torch.utils._device import DeviceContext  # private; checked on torch 2.11 and 2.13
@@ -37,6 +42,12 @@ _GLOBAL_HOOKS = (
     ("torch.nn.modules.module", ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")),
     ("torch.optim.optimizer", ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")),
 )
+
+
+# Methods that code calls without naming them.
+_IMPLICIT = frozenset(
+    f"__{name}__" for name in ("call", "getattr", "getattribute", "getitem", "len", "iter", "contains", "bool")
+) | {"forward"}
 
 
 def is_foreign(file: str) -> bool:
@@ -189,7 +200,7 @@ class _Walk:
             for name in names:
                 hooks = getattr(sys.modules[module], name, None)
                 if hooks is not None:
-                    self._length(hooks, name)
+                    self._hooks(hooks, name, 0)
 
     # ---- checks
 
@@ -240,7 +251,13 @@ class _Walk:
             for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
                 hooks = getattr(tensor, name, None)
                 if hooks is not None:
-                    self._length(hooks, f"{path}.{name}")
+                    self._hooks(hooks, f"{path}.{name}", depth)
+
+    def _hooks(self, hooks: dict[Any, Any], path: str, depth: int) -> None:
+        """What runs at certain moments: the very functions, and all that they depend on."""
+        self._entries(hooks, path)
+        for hook in hooks.values():
+            self.visit(hook, path, depth)
 
     def _module(self, module: nn.Module, path: str, depth: int) -> None:
         content = module.__dict__
@@ -251,10 +268,10 @@ class _Walk:
                 for key, item in value.items():
                     self.visit(item, f"{path}.{key}", depth)
             elif "_hooks" in name and isinstance(value, dict):
-                self._length(value, inner)
+                self._hooks(value, inner, depth)
             else:
                 self._dict_item(content, name, inner, depth)
-        self._methods(module, path, depth)
+        self._of_class(module, content, path, depth)
 
     def _optimizer(self, optimizer: torch.optim.Optimizer, path: str, depth: int) -> None:
         content = optimizer.__dict__
@@ -268,7 +285,7 @@ class _Walk:
             self.visit(state, f"{path}.state[{name}]", depth)
         for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
             if name in content:
-                self._length(content[name], f"{path}.{name}")
+                self._hooks(content[name], f"{path}.{name}", depth)
 
     def _dict(self, container: dict[Any, Any], path: str, depth: int) -> None:
         if len(container) > MAX_ITEMS:
@@ -289,8 +306,15 @@ class _Walk:
         for k, value in enumerate(container[:MAX_ITEMS]):
             self.visit(value, f"{path}[{k}]", depth)
 
-    def _set(self, container: Any, path: str, depth: int) -> None:
-        self._length(container, path)
+    def _contents(self, container: Any, path: str, depth: int) -> None:
+        """A container that is looked into as a whole: a set, a deque, an array."""
+        sized = getattr(container, "ndim", 1) > 0  # an array may have one element and no length
+        if sized:
+            self._length(container, path)
+        if not sized or len(container):
+            contents = _Contents(container)
+            self._seen[id(contents)] = contents  # kept alive
+            self._attribute(contents, "text", f"the contents of {path}", depth)
 
     def _function(self, function: types.FunctionType, path: str, depth: int) -> None:
         code = function.__code__
@@ -336,36 +360,73 @@ class _Walk:
             self._named(content, path, depth)
             if "__wrapped__" in content:  # another step function, a cached function
                 self.visit(content["__wrapped__"], path, depth)
-        self._methods(obj, path, depth)
+        self._of_class(obj, content if type(content) is dict else {}, path, depth)
+
+    def _class(self, cls: type, path: str, depth: int) -> None:
+        self._of_class(cls, {}, path, depth)
 
     def _named(self, content: dict[str, Any], path: str, depth: int) -> None:
         """The entries of a namespace that the code reads as attributes."""
         for name in self._known & content.keys():
             self._dict_item(content, name, f"{path}.{name}", depth)
 
-    def _methods(self, obj: Any, path: str, depth: int) -> None:
-        """The code of a class that is the user's."""
-        for cls in type(obj).__mro__:
+    def _of_class(self, obj: Any, content: dict[str, Any], path: str, depth: int) -> None:
+        """What an object, or a class, has from classes that are the user's: code, and attributes that it reads."""
+        classes = obj.__mro__ if isinstance(obj, type) else type(obj).__mro__
+        for cls in classes:
             if _is_foreign_module(sys.modules.get(cls.__module__)):
                 continue
             for name, value in vars(cls).items():
-                if isinstance(value, types.FunctionType) and (name in self._known or name in ("forward", "__call__")):
-                    self.visit(value, f"{path}.{name}", depth)
+                inner = f"{path}.{name}"
+                if name not in self._known and name not in _IMPLICIT:
+                    continue
+                if isinstance(value, staticmethod | classmethod):
+                    value = value.__func__
+                if isinstance(value, types.FunctionType):
+                    self.visit(value, inner, depth)
+                elif isinstance(value, property):
+                    self.visit(value.fget, inner, depth)  # and what it reads
+                elif name not in content and not name.startswith("__") and _is_steady(obj, name):
+                    self._attribute(obj, name, inner, depth)
+
+
+class _Contents:
+    """What is in a container, as text."""
+
+    def __init__(self, container: Any) -> None:
+        self._container = container
+
+    @property
+    def text(self) -> str:
+        container = self._container
+        if hasattr(container, "tobytes"):  # an array
+            what = (str(getattr(container, "dtype", "")), getattr(container, "shape", ()), container.tobytes())
+            return hashlib.sha256(repr(what).encode()).hexdigest()
+        if isinstance(container, Mapping):
+            return repr([(key, container[key]) for key in container])
+        items = map(repr, container)
+        return str(sorted(items) if isinstance(container, Set) else list(items))
+
+
+def _is_steady(obj: Any, name: str) -> bool:
+    """Whether an attribute is there, and the same thing each time that it is asked for."""
+    first, second = getattr(obj, name, _MISSING), getattr(obj, name, _MISSING)
+    return first is not _MISSING and (first is second or (isinstance(first, PLAIN) and repr(first) == repr(second)))
 
 
 def _nothing(walk: _Walk, value: Any, path: str, depth: int) -> None:
-    """Classes and built-in functions: taken not to change."""
+    """Built-in functions: taken not to change."""
 
 
 _LOOKS: tuple[tuple[Any, Any], ...] = (
     (torch.Tensor, _Walk._tensor),
     (nn.Module, _Walk._module),
     (torch.optim.Optimizer, _Walk._optimizer),
-    (type, _nothing),
+    (type, _Walk._class),
     (dict, _Walk._dict),
     (list, _Walk._list),
     (tuple, _Walk._tuple),
-    ((set, frozenset), _Walk._set),
+    ((Set, Mapping, deque, bytearray, memoryview, array.array, numpy.ndarray), _Walk._contents),
     (types.MethodType, _Walk._method),
     (types.FunctionType, _Walk._function),
     (types.BuiltinFunctionType, _nothing),

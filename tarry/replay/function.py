@@ -187,6 +187,7 @@ class StepFunction(Generic[P, T]):
         events.emit("replay_guard_failed", function=self._name, reason=reason)
 
     def _replay(self, entry: _Entry, leaves: list[Any]) -> list[torch.Tensor] | None:
+        self._runtime.sync_all("before a replay")  # what fails there has nothing to do with this call
         try:
             made = self._runtime.replay(entry.replay, leaves)
         except BaseException:

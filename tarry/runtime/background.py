@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 from tarry.runtime.dispatch import compiling
+from tarry.runtime.remote import StoppedError
 
 T = TypeVar("T")
 MAX_WAITING = 64
@@ -33,6 +34,11 @@ class Job(Generic[T]):
     @property
     def done(self) -> bool:
         return self._finished.is_set()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was broken off, or never begun: it may be tried again."""
+        return isinstance(self.error, _Stop | StoppedError)
 
     def wait(self) -> None:
         self._finished.wait()

@@ -104,6 +104,13 @@ class Compiles:
             except Unsupported as error:
                 log.info("%s; but the step is not compiled for all sizes: %s", recording.why, error.reason)
                 return ReferenceStep(error.reason)
+            except StoppedError:
+                raise
+            except Exception as error:  # there is still a program for each size
+                events.emit("error", stage="compile", backend=backend.name, error=repr(error))
+                message = f"compiling for all sizes failed: {type(error).__name__}: {error}"
+                log.warning("tarry: %s; each size is compiled by itself", message)
+                return ReferenceStep(message)
             say(f"{recording.why}: once more, for any such size")
             return step
 

@@ -37,22 +37,29 @@ class GraphStep:
     """
 
     def __init__(
-        self, compiles: Compiles, backend: Backend, instead: Callable[[Batch], Step | None] = lambda batch: None
+        self,
+        compiles: Compiles,
+        backend: Backend,
+        instead: Callable[[Batch], Step | None] = lambda batch: None,
+        made: Callable[[], None] = lambda: None,
     ) -> None:
-        """`instead` is asked before anything is compiled: there may be another step for it by now."""
+        """`instead` is asked before anything is compiled: there may be another step for it by now. `made` is told of a
+        program."""
         self._compiles = compiles
         self._backend = backend
         self._instead = instead
+        self._made = made
         self._step: Step | None = None
         self._job: Job[Step] | None = None
         self._seen = False
         self._variant_job: Job[Variant] | None = None
+        self._variant_constants: Any = None  # those that it is for
         self._constants: dict[Any, bool] = {}  # those seen, and whether they cannot be compiled
 
     @property
     def ready(self) -> bool:
         """Whether there is a program."""
-        return self._step is not None
+        return self._step is not None and not isinstance(self._step, ReferenceStep | InterpretedStep)
 
     def __call__(self, batch: Batch) -> None:
         policy = self._compiles.policy(self._backend)
@@ -83,6 +90,9 @@ class GraphStep:
 
     def _without_program(self, batch: Batch, policy: Policy) -> Step:
         if self._job is None:
+            instead = self._instead(batch)
+            if instead is not None:
+                return self._take(instead)
             self._compiles.refuse_new(batch)
             if policy == "wait":
                 return self.compile_now(batch)
@@ -90,9 +100,6 @@ class GraphStep:
                 return _NEW
             if self._compiles.crowded:
                 return _CROWDED
-            instead = self._instead(batch)
-            if instead is not None:
-                return self._take(instead)
             self._job = self._compiles.submit(self._work(batch, background=True))
             return _COMPILING
         if policy == "wait":
@@ -100,21 +107,22 @@ class GraphStep:
         if not self._job.done:
             return _COMPILING
         job, self._job = self._job, None
-        return self._take(ReferenceStep(self._failed(job)) if job.result is None else job.result)
+        if job.result is not None:
+            return self._take(job.result)
+        if job.stopped:
+            return _NEW
+        reason = _why_failed(job)
+        step = self._take(ReferenceStep(reason))
+        _report(reason)
+        return step
 
     def _take(self, step: Step) -> Step:
         self._step = step
+        if isinstance(step, CompiledStep):
+            self._made()
         if isinstance(step, InterpretedStep):
             warnings.warn(f"tarry: {step.reason}. It runs on the reference path.", stacklevel=2)
         return step
-
-    def _failed(self, job: Job[Any]) -> str:
-        """Say what came of a compile in the background that failed."""
-        message = (str(job.error).strip().splitlines() or [repr(job.error)])[0]
-        notes = "".join(f" ({note})" for note in getattr(job.error, "__notes__", ()) if note.startswith("while"))
-        reason = f"compiling in the background failed: {message}{notes}"
-        warnings.warn(f"tarry: {reason}. It goes on on the reference path.", stacklevel=2)
-        return reason
 
     # ---- numbers that are constants to a program, and have changed
 
@@ -126,7 +134,7 @@ class GraphStep:
                 self._variant_job.wait()
             if not self._variant_job.done:
                 return _COMPILING
-            self._add_variant(step, self._variant_job, numbers)
+            self._add_variant(step, self._variant_job)
             found = step.find(numbers)
             if found is not None:
                 return found
@@ -151,15 +159,27 @@ class GraphStep:
         if self._compiles.crowded:
             return _CROWDED
         recording = Recording(batch)
+        self._variant_constants = constants
         self._variant_job = self._compiles.submit(
             lambda: self._compiles.variant(self._backend, step, recording, reason, background=True)
         )
         return _COMPILING
 
-    def _add_variant(self, step: CompiledStep, job: Job[Variant], numbers: list[PythonNumber]) -> None:
+    def _add_variant(self, step: CompiledStep, job: Job[Variant]) -> None:
         self._variant_job = None
         if job.result is not None:
             step.add(job.result)
-        else:
-            self._failed(job)
-            self._constants[step.constants(numbers)] = True
+        elif not job.stopped:
+            self._constants[self._variant_constants] = True
+            _report(_why_failed(job))
+
+
+def _why_failed(job: Job[Any]) -> str:
+    message = (str(job.error).strip().splitlines() or [repr(job.error)])[0]
+    notes = [note.partition(";")[0] for note in getattr(job.error, "__notes__", ()) if note.startswith("while")]
+    return f"compiling in the background failed: {message}{''.join(f' ({note})' for note in notes)}"
+
+
+def _report(reason: str) -> None:
+    """Say what came of a compile in the background that failed."""
+    warnings.warn(f"tarry: {reason}. It goes on on the reference path.", stacklevel=2)

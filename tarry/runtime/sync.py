@@ -281,7 +281,7 @@ class Runtime:
                 return family.crowded(batch)
             return covered
 
-        return GraphStep(self._compiles, backend, instead)
+        return GraphStep(self._compiles, backend, instead, family.count if family is not None else lambda: None)
 
     def _sized_step(self, backend: Backend, batch: Any, family: Family) -> Step:
         """The step for a batch and others of its family."""

@@ -112,6 +112,7 @@ class Family:
     attempts: int = 0  # to find a template
     failures: int = 0  # templates that the backend made no program of
     static: int = 0  # programs compiled for fixed sizes
+    said: bool = False  # that there are enough of those
 
     def vary(self, example: Example) -> bool:
         """A member that the template, if there is one, does not fit: whether there is a better one now."""
@@ -133,14 +134,18 @@ class Family:
         self.failures += 1
 
     def crowded(self, batch: Batch) -> Step | None:
-        """The reference path, for one more size than programs are compiled for. Says so once."""
-        self.static += 1
-        if self.static <= MAX_STATIC:
+        """The reference path, if programs were compiled for enough sizes. Says so once."""
+        if self.static < MAX_STATIC:
             return None
         what = f"{Recording(batch).describe()} was compiled for {MAX_STATIC} different sizes"
-        if self.static == MAX_STATIC + 1:
+        if not self.said:
+            self.said = True
             log.warning("tarry: %s; others run on the reference path", what)
         return ReferenceStep(what)
+
+    def count(self) -> None:
+        """A program was compiled for fixed sizes."""
+        self.static += 1
 
     def varied_numbers(self) -> set[int]:
         """The numbers that were not the same in all examples."""

@@ -108,8 +108,11 @@ class Capture:
         given = [tensor if place is None else place for tensor, place in zip(inputs, placeholders, strict=True)]
         vectors = fx.number_tensors(numbers)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.device(inputs[0].device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             results = self._compiled([*given, *vectors])
+        theirs = {tensor.untyped_storage().data_ptr() for tensor in (*given, *vectors)}
+        if any(result.untyped_storage().data_ptr() in theirs for result in results):
+            raise RuntimeError("a result lies in the memory of an input")
         outputs: list[torch.Tensor | None] = [None] * len(fx.graph.outputs)
         for k, result in zip(self._returned, results, strict=True):
             outputs[k] = result
