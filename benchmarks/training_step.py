@@ -157,13 +157,14 @@ def measure(
 
 
 def _steps_for(seconds: float, pipes: dict[str, Connection], answer: Callable[[str], float | None]) -> int:
-    """How many steps take about that long, by the first peer that works."""
+    """How many steps take about that long, by the first peer that works. All take these steps: losses are compared."""
+    found: int | None = None
     for name in list(pipes):
         pipes[name].send(5)
         taken = answer(name)
-        if taken is not None:
-            return max(5, round(5 * seconds / taken))
-    return 1
+        if taken is not None and found is None:
+            found = max(5, round(5 * seconds / taken))
+    return found or 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
