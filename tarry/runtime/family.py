@@ -7,8 +7,7 @@ from collections.abc import Callable
 from tarry.backends.base import Backend, Batch, Policy, Step
 from tarry.ir.sizes import Symbols
 from tarry.runtime.compiles import Compiles
-from tarry.runtime.policy import GraphStep
-from tarry.runtime.steps import ReferenceStep
+from tarry.runtime.policy import NEVER, GraphStep
 from tarry.runtime.symbolic import SizedRecording, SymbolicStep
 from tarry.runtime.varying import Family
 
@@ -18,8 +17,6 @@ generated, and the last batch of an epoch computed, before a compiler could have
 
 MAX_RANGES = 3
 """Programs of one family for different ranges of sizes. After that many, sizes outside them are compiled one by one."""
-
-_NEVER = ReferenceStep("nothing is to be compiled")
 
 
 class FamilyStep(GraphStep):
@@ -47,7 +44,7 @@ class FamilyStep(GraphStep):
         """Compute a batch, given the values of the symbols."""
         policy = self._compiles.policy(self._backend)
         if policy == "never":
-            _NEVER(batch)
+            NEVER(batch)
         elif not any(step.run_at(batch, symbols) for step in self._ranges):
             self._outside(batch, symbols, policy)
 

@@ -23,7 +23,7 @@ from tarry.runtime.steps import (
 REMEMBERED = 64
 """Sets of constants of which it is known that they have been seen."""
 
-_NEVER = ReferenceStep("nothing is to be compiled")
+NEVER = ReferenceStep("nothing is to be compiled")
 _NEW = ReferenceStep("it is new")
 _COMPILING = ReferenceStep("its program is being compiled")
 _CROWDED = ReferenceStep("too many other programs are being compiled")
@@ -64,7 +64,7 @@ class GraphStep:
     def __call__(self, batch: Batch) -> None:
         policy = self._compiles.policy(self._backend)
         if policy == "never":
-            _NEVER(batch)
+            NEVER(batch)
         elif self._step is not None:
             self._step(batch)
         else:
