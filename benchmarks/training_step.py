@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,9 @@ from benchmarks.programs import ALL_PROGRAMS, PROGRAMS, Program
 
 TURN = 0.3
 """Seconds. The first steps of a turn find the caches full of another peer's data; they must not count for much."""
+
+CORES_PER_PEER = 3
+"""With that many, all peers warm up at the same time: most compile for a minute, each for itself."""
 
 
 class Trainer:
@@ -100,7 +104,7 @@ def _warm_up(trainer: Trainer, steps: int) -> None:
     for _ in range(steps):
         trainer.step()
     trainer.peer.ready()
-    for _ in range(3):
+    for _ in range(10):  # a program becomes a CUDA graph after some runs
         trainer.step()
 
 
@@ -128,6 +132,13 @@ def measure(
         seconds, losses[name] = reply
         return float(seconds)
 
+    def note_first_step(name: str) -> None:
+        first = answer(name)
+        if first is not None:
+            beside = "" if alone else ", beside the others"
+            notes.append(f"{program.name}: first step of {name} {first * 1e3:.0f} ms{beside}")
+
+    alone = (os.cpu_count() or 1) < CORES_PER_PEER * len(peers)  # compilers that share cores slow each other down
     for peer in peers:
         here, there = context.Pipe()
         process = context.Process(target=serve, args=(there, program.name, peer, warm_up - 1), daemon=True)
@@ -135,9 +146,10 @@ def measure(
         there.close()
         processes.append(process)
         pipes[peer.name] = here
-        first = answer(peer.name)  # one at a time: two that warm up together would slow each other down
-        if first is not None:
-            notes.append(f"{program.name}: first step of {peer.name} {first * 1e3:.0f} ms")
+        if alone:
+            note_first_step(peer.name)
+    for name in [] if alone else list(pipes):
+        note_first_step(name)
     if steps is None:
         steps = _steps_for(TURN, pipes, answer)
     for _ in range(rounds):

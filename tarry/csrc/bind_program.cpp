@@ -5,6 +5,8 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/jit/runtime/interpreter.h>
 
+#include <unordered_set>
+
 #include "ahead.h"
 #include "captured.h"
 
@@ -152,7 +154,7 @@ void set_graph(
     CapturedProgram& program, uintptr_t launch, uintptr_t graph, py::object owner, std::vector<int64_t> addresses,
     const std::vector<std::optional<at::Tensor>>& placeholders, std::vector<uint32_t> written,
     const std::vector<std::pair<c10::ScalarType, std::vector<uint32_t>>>& vectors, std::vector<at::Tensor> vector_tensors,
-    const std::vector<std::optional<at::Tensor>>& results) {
+    const std::vector<std::optional<at::Tensor>>& results, const std::vector<at::Tensor>& given) {
   CapturedProgram::Parts parts;
   parts.launch = reinterpret_cast<CapturedProgram::Launch>(launch); // NOLINT: from dlsym
   parts.graph = reinterpret_cast<void*>(graph); // NOLINT
@@ -169,7 +171,13 @@ void set_graph(
   for (const auto& placeholder : placeholders) {
     parts.placeholders.push_back(placeholder.value_or(at::Tensor()));
   }
+  // Python must not look at storages: one that it has seen has a second owner from then on, and is not updated in place.
+  std::unordered_set<const c10::StorageImpl*> theirs;
+  for (const at::Tensor& tensor : given) {
+    theirs.insert(tensor.storage().unsafeGetStorageImpl());
+  }
   for (const auto& result : results) {
+    TORCH_CHECK(!result || !theirs.count(result->storage().unsafeGetStorageImpl()), "a result lies in the memory of an input");
     parts.results.push_back(result ? tarry::alias(*result) : at::Tensor()); // one that Python has not seen
   }
   program.set(std::move(parts));

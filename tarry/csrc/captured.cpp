@@ -11,7 +11,7 @@
 namespace tarry {
 namespace {
 
-constexpr size_t kSmall = 1024; // bytes
+constexpr size_t kSmall = 32; // bytes: a number or a few
 
 // The same part of another storage.
 at::Tensor over(const c10::Storage& storage, const at::Tensor& like) {

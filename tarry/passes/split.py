@@ -2,7 +2,7 @@
 
 What a node needs is known by the time its inputs have been recorded, often long before the node itself: a backward pass
 reads what the forward pass has read. So the graph is cut at a moment of the recording, such that the early part is at
-least half of the work, and as early as it can be. The late part has the rest, all updates among it.
+least half of the work, is known soon, and leaves little. The late part has the rest, all updates among it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tarry.ir.graph import Graph, Node, Number, Value, leaves, users
+from tarry.ir.graph import Graph, GraphBuilder, Node, Number, Value, leaves, producers, users
 from tarry.ir.layout import VIEW_RULES
 from tarry.passes.own_outputs import own_outputs
 from tarry.passes.subgraph import subgraph, with_views
@@ -44,14 +44,13 @@ def split(graph: Graph, input_positions: Sequence[int], number_positions: Sequen
 
     Numbers other than seeds are taken to be the same in every step, so they do not hold up what uses them.
     """
+    graph = _with_updates_apart(graph)
     ready = _readiness(graph, input_positions, number_positions)
-    work = [ready[id(node)] for node in graph.nodes if node.op not in VIEW_RULES]
-    if len(work) < 2 * WORTH:
-        return None
-    moment = sorted(work)[len(work) // 2]
-    if moment > LATEST * max((*input_positions, *number_positions), default=0):
+    moment = _moment(graph, ready, max((*input_positions, *number_positions), default=0))
+    if moment is None:
         return None
     late_ids = _late(graph, {id(node) for node in graph.nodes if ready[id(node)] > moment} | _updates(graph))
+    late_ids |= _only_for_late(graph, late_ids)
     early = [node for node in graph.nodes if id(node) not in late_ids]
     late = [node for node in graph.nodes if id(node) in late_ids]
     made_early = {value for node in early for value in node.results}
@@ -60,6 +59,22 @@ def split(graph: Graph, input_positions: Sequence[int], number_positions: Sequen
     # A view costs nothing to make again, while one that was made early could look at a buffer that a late node updates.
     views = {node.results[0]: node for node in early if node.op in VIEW_RULES}
     return _parts(graph, early, with_views(graph, late, views), made_early)
+
+
+def _moment(graph: Graph, ready: dict[int, int], end: int) -> int | None:
+    """Where to cut a recording of this length: where most of the work has become known in least of the time."""
+    work = sorted(ready[id(node)] for node in graph.nodes if node.op not in VIEW_RULES)
+    if len(work) < 2 * WORTH:
+        return None
+    best: int | None = None
+    most = -1.0
+    for k, moment in enumerate(work):
+        last_of_its_moment = k + 1 == len(work) or work[k + 1] > moment
+        if last_of_its_moment and 2 * (k + 1) > len(work) and moment <= LATEST * end:
+            gain = (k + 1) / len(work) - moment / max(end, 1)
+            if gain > most:
+                best, most = moment, gain
+    return best
 
 
 def _readiness(graph: Graph, input_positions: Sequence[int], number_positions: Sequence[int]) -> dict[int, int]:
@@ -83,6 +98,27 @@ def _readiness(graph: Graph, input_positions: Sequence[int], number_positions: S
         latest = max(latest, ready[id(node)])
         known.update((value, ready[id(node)]) for value in node.results)
     return ready
+
+
+def _with_updates_apart(graph: Graph) -> Graph:
+    """The graph with new contents of inputs copied, where they are made together with something else, as those that are
+    made when a batch is normalized. They can then be made early, and written into their buffers late."""
+    made_by = producers(graph)
+    together = [
+        k
+        for k, value in enumerate(graph.outputs)
+        if graph.replaces[k] is not None and value in made_by and len(made_by[value].results) > 1
+    ]
+    together = [k for k in together if not set(made_by[graph.outputs[k]].results).issubset(graph.outputs)]
+    if not together:
+        return graph
+    builder = GraphBuilder(graph)
+    for node in graph.nodes:
+        builder.copy(node)
+    outputs = [builder.resolve(value) for value in graph.outputs]
+    for k in together:
+        outputs[k] = builder.one("aten::clone", (outputs[k], None), outputs[k].type, made_by[graph.outputs[k]])
+    return builder.finish(outputs, graph.replaces)
 
 
 def _updates(graph: Graph) -> set[int]:
@@ -112,6 +148,26 @@ def _late(graph: Graph, late: set[int]) -> set[int]:
             found.add(id(node))
             made.update(node.results)
     return found
+
+
+def _only_for_late(graph: Graph, late: set[int]) -> set[int]:
+    """Nodes that take what is to be updated alone, and are read by late nodes alone, as in weight decay: made early,
+    their results would only have to be kept."""
+    readers = users(graph)
+    made_by = producers(graph)
+    returned = set(graph.outputs)
+    updated = {
+        graph.inputs[index]
+        for value, index in zip(graph.outputs, graph.replaces, strict=True)
+        if index is not None and value in made_by and id(made_by[value]) in late
+    }
+    return {
+        id(node)
+        for node in graph.nodes
+        if updated.issuperset(node.operands)
+        and all(id(reader) in late for value in node.results for reader in readers[value])
+        and returned.isdisjoint(node.results)
+    }
 
 
 def _work(nodes: Iterable[Node]) -> int:

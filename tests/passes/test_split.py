@@ -135,3 +135,26 @@ def test_activations_are_not_recomputed_before_the_backward_pass_has_come_to_the
     # By its inputs, all that is recomputed could come before the backward pass has begun.
     assert [node.op for node in parts.early.nodes].count("aten::add.Tensor") == 1
     assert [node.op for node in parts.late.nodes] == ["aten::mul.Tensor"]
+
+
+def test_what_only_prepares_an_update_is_late() -> None:
+    """A weight that decays: early, its product would be a third copy of it. It is known from the start."""
+    lines = ["%2: f32[2] = aten::mul.Tensor(%1, %1)", "%3: f32[2] = aten::sin(%0)"]
+    lines += [f"%{k}: f32[2] = aten::sin(%{k - 1})" for k in range(4, 40)]
+    lines += ["%40: f32[2] = aten::add.Tensor(%39, %2, alpha=1)"]
+    graph = parse("graph(%0: f32[2], %1: f32[2]):\n" + "\n".join(lines) + "\nreturn %39, %40 -> %1")
+    parts = split(graph, [10, 0], [100])
+    assert parts is not None
+    assert [node.op for node in parts.late.nodes] == ["aten::mul.Tensor", "aten::add.Tensor"]
+    assert parts.early_takes == (0,)
+
+
+def test_new_statistics_are_made_early_and_written_late() -> None:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh())]
+    graph, parts = _recorded(lambda p: torch.optim.SGD(p, lr=0.1), nn.Sequential(*layers))
+    assert parts is not None
+    updated = [k for k, index in enumerate(graph.replaces) if index is not None]
+    assert len(updated) >= 8 + 8, "weights and statistics"
+    assert all(parts.outputs[k] >= 0 for k in updated), "all by the late part"
+    assert sum(node.op == "aten::clone" for node in parts.late.nodes) >= 8

@@ -1,9 +1,9 @@
 """A compiled program on a CUDA device as one CUDA graph.
 
 A launch of the whole graph costs as much as a few launches of kernels. A graph reads and writes fixed addresses, so its
-inputs are sorted: those that were in the same place twice are read there (parameters, optimizer state: updated where
-they are), and others are copied to placeholders before each launch. If an input turns out to have moved, the graph is
-captured anew; one that moves again gets a placeholder. Launching is native (csrc/captured.h).
+inputs are sorted: those that keep their place are read there (parameters, optimizer state: updated where they are), and
+others are copied to placeholders before each launch. If an input turns out to have moved, the graph is captured anew;
+one that moves again gets a placeholder. Launching is native (csrc/captured.h).
 
 Checked on torch 2.11 and 2.13: CUDAGraph.raw_cuda_graph_exec.
 """
@@ -15,7 +15,7 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,9 +25,9 @@ from tarry.native import C
 
 log = logging.getLogger("tarry")
 
-RUNS_BEFORE = 2
-"""Runs before a program is captured: kernels choose their configurations in the first, and what moves is seen in the
-second."""
+PATIENCE = 5
+"""Runs after which a program that updates inputs is captured although some still move from one to the next: what the
+early part of a step (passes/split.py) gives to the late part moves until the early part is a graph, after two."""
 MAX_CAPTURES = 6
 """Captures of one program. One whose inputs keep moving all the same is not captured any more."""
 
@@ -45,10 +45,13 @@ class Capture:
         self._runs = 0
         self._captures = 0
         self._places: list[int] = []
-        self._moves: Counter[int] = Counter()
+        self._moved: set[int] = set()  # since the last run
+        self._moves: Counter[int] = Counter()  # since there has been a graph
+        self._placed: set[int] = set()  # inputs with placeholders
         replaces = program.graph.replaces
         self._updated = {index for k, index in enumerate(replaces) if k in program.in_place and index is not None}
         self._returned = [k for k in range(len(program.graph.outputs)) if k not in program.in_place]
+        self._patience = PATIENCE if self._updated else 2
         self._why_not = ""
         self._give_up(_why_not(program))
         self.program: Any = C.CapturedProgram()
@@ -64,7 +67,8 @@ class Capture:
         self._runs += 1
         if not self._why_not:
             self._look(given)
-            if self._runs >= RUNS_BEFORE:
+            settled = not self._moved or self._captures or self._runs >= self._patience
+            if settled and self._runs > 1:  # kernels choose their configurations in the first run
                 self._capture(given, numbers)
         outputs: list[Any] = [None] * len(self._fx.graph.outputs)
         for k, result in zip(self._returned, results, strict=True):
@@ -74,12 +78,13 @@ class Capture:
     def _look(self, inputs: list[torch.Tensor]) -> None:
         places = [tensor.data_ptr() for tensor in inputs]
         if self._places:
-            self._moves.update(k for k, (a, b) in enumerate(zip(self._places, places, strict=True)) if a != b)
+            self._moved = {k for k, (a, b) in enumerate(zip(self._places, places, strict=True)) if a != b}
         self._places = places
-
-    @property
-    def _moving(self) -> set[int]:
-        return {k for k, moves in self._moves.items() if moves > 1}
+        if self._captures:
+            self._moves.update(self._moved)
+            self._placed.update(k for k, moves in self._moves.items() if moves > 1)
+        elif self._runs >= self._patience:
+            self._placed = set(self._moved)
 
     def _capture(self, inputs: list[torch.Tensor], numbers: list[PythonNumber]) -> None:
         self.program.clear()  # the memory of the last graph is needed for the next
@@ -94,6 +99,10 @@ class Capture:
             self._give_up(f"{type(error).__name__}: {error}")
         else:
             self._counts["cuda_graphs"] += 1
+            log.info(
+                "a step of %d operators is a CUDA graph (capture %d); inputs that are copied at each launch: %d of %d",
+                len(self._fx.graph.nodes), self._captures, len(self._placed), len(inputs),
+            )  # fmt: skip
 
     def _give_up(self, why: str) -> None:
         self._why_not = why
@@ -103,30 +112,42 @@ class Capture:
 
     def _set_graph(self, inputs: list[torch.Tensor], numbers: list[PythonNumber]) -> None:
         fx = self._fx
-        moving = self._moving
-        placeholders = [_like(tensor) if k in moving else None for k, tensor in enumerate(inputs)]
+        placeholders = [_like(tensor) if k in self._placed else None for k, tensor in enumerate(inputs)]
         given = [tensor if place is None else place for tensor, place in zip(inputs, placeholders, strict=True)]
         vectors = fx.number_tensors(numbers)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(inputs[0].device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            results = self._compiled([*given, *vectors])
-        theirs = {tensor.untyped_storage().data_ptr() for tensor in (*given, *vectors)}
-        if any(result.untyped_storage().data_ptr() in theirs for result in results):
-            raise RuntimeError("a result lies in the memory of an input")
+        recorded = record(self._compiled, [*given, *vectors])
         outputs: list[torch.Tensor | None] = [None] * len(fx.graph.outputs)
-        for k, result in zip(self._returned, results, strict=True):
+        for k, result in zip(self._returned, recorded.results, strict=True):
             outputs[k] = result
         self.program.set_graph(
-            _launch_address(),
-            graph.raw_cuda_graph_exec(),
-            graph,
-            [0 if k in moving else place for k, place in enumerate(self._places)],
+            recorded.launch,
+            recorded.executable,
+            recorded.owner,
+            [0 if k in self._placed else place for k, place in enumerate(self._places)],
             placeholders,
-            sorted(moving & self._updated),
+            sorted(self._placed & self._updated),
             [(vector.dtype, vector.indices) for vector in fx.vectors],
             vectors,
             outputs,
+            [*given, *vectors],
         )
+
+
+class Recorded(NamedTuple):
+    """A function's kernels as a graph, with the places of its results."""
+
+    launch: int  # address of a function of the graph and a stream
+    executable: int
+    owner: Any  # keeps the graph alive
+    results: Sequence[torch.Tensor]
+
+
+def record(function: Callable[[list[Any]], Sequence[Any]], arguments: list[torch.Tensor]) -> Recorded:
+    """What the function does to these tensors; nothing is done to them yet."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.device(arguments[0].device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        results = function(list(arguments))
+    return Recorded(_launch_address(), graph.raw_cuda_graph_exec(), graph, results)
 
 
 def _why_not(program: FxProgram) -> str:

@@ -1,0 +1,193 @@
+"""Steps as graphs with fixed addresses (backends/inductor/capture.py), with a stand-in for CUDA's: a function that is
+run again on the memory that it was recorded with. Those of a GPU are in tests/gpu/test_cuda_graphs.py."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tarry
+from tarry.backends.base import Backend, Capabilities, Computation
+from tarry.backends.fx import lower, takes_number
+from tarry.backends.inductor import capture
+from tarry.ir.graph import Graph, Node, Number
+
+USES_DEVICE = True
+
+
+def _at_same_address(tensor: Tensor) -> Tensor:
+    """The tensor's elements, without a claim to its memory: a graph knows addresses only."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    memory = (ctypes.c_char * (extent * tensor.element_size())).from_address(tensor.data_ptr())
+    return torch.frombuffer(memory, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())
+
+
+class Recording:
+    """What a function did to some tensors, to be done again."""
+
+    made: dict[int, Recording] = {}
+    numbers = itertools.count(1)
+
+    def __init__(self, function: Callable[[list[Any]], Sequence[Any]], arguments: list[Tensor]) -> None:
+        self.function = function
+        self.arguments = list(map(_at_same_address, arguments))
+        self.given = function([argument.clone() for argument in arguments])
+        self.results = list(map(_at_same_address, self.given))
+        self.launches = 0
+        self.number = next(self.numbers)
+        self.made[self.number] = self
+
+    def launch(self) -> None:
+        self.launches += 1
+        for place, result in zip(self.results, self.function(list(self.arguments)), strict=True):
+            place.copy_(result)
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+def _launch(graph: int, stream: int | None) -> int:
+    Recording.made[graph].launch()
+    return 0
+
+
+def _record(function: Callable[[list[Any]], Sequence[Any]], arguments: list[Tensor]) -> capture.Recorded:
+    made = Recording(function, arguments)
+    address = ctypes.cast(_launch, ctypes.c_void_p).value
+    assert address is not None
+    results, made.given = made.given, ()
+    return capture.Recorded(address, made.number, made, results)
+
+
+class Captured(Backend):
+    """FX graphs, captured."""
+
+    name = "captured"
+    capabilities = Capabilities(updates_in_place=True)
+
+    def __init__(self, ahead: bool) -> None:
+        super().__init__("cpu")
+        self.ahead = ahead
+        self.counts: Counter[str] = Counter()
+        self.captures: list[capture.Capture] = []
+
+    def takes_number(self, node: Node, number: Number, varied: bool) -> bool:
+        return takes_number(node, number, varied)
+
+    def runs_ahead(self, graph: Graph) -> bool:
+        return self.ahead
+
+    def compile(self, graph: Graph) -> Computation:
+        program = lower(graph, "cpu")
+        made = capture.Capture(program, lambda arguments: program.module(*arguments), self.counts)
+        self.captures.append(made)
+        return Computation(made.run, graph, program.in_place, str(program.module.code), made.program)
+
+    @property
+    def copied(self) -> int:
+        """Inputs that are copied before launches, of all programs."""
+        return sum(len(made._placed) for made in self.captures)
+
+
+@pytest.fixture(autouse=True)
+def _stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(capture, "record", _record)
+    monkeypatch.setattr(capture, "_why_not", lambda program: "")
+    Recording.made = {}
+    yield
+    tarry.set_backend("eager")
+
+
+@pytest.fixture(params=[False, True], ids=["whole", "ahead"])
+def backend(request: pytest.FixtureRequest) -> Captured:
+    made = Captured(request.param)
+    tarry.set_backend(made)
+    return made
+
+
+Between = Callable[[int, nn.Module], None]
+
+
+def _train(device: str, steps: int, between: Between = lambda step, net: None, fresh: bool = False) -> list[float]:
+    torch.manual_seed(0)
+    hidden = [layer for _ in range(4) for layer in (nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Tanh())]
+    net = nn.Sequential(nn.Linear(8, 32), *hidden, nn.LayerNorm(32), nn.Linear(32, 16)).double().to(device)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    batches = torch.randn(steps if fresh else 1, 16, 8).double()
+    uploaded = batches[0].to(device)
+    losses = []
+    for step in range(steps):
+        between(step, net)
+        x = batches[step].to(device) if fresh else uploaded
+        loss = (net(x) - x.sum(1, keepdim=True)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def _assert_close(actual: list[float], expected: list[float]) -> None:
+    torch.testing.assert_close(torch.tensor(actual), torch.tensor(expected), rtol=1e-6, atol=1e-8)
+
+
+def test_what_stays_where_it_is_is_not_copied(backend: Captured) -> None:
+    _assert_close(_train("tarry", 16), _train("cpu", 16))
+    parts = 2 if backend.ahead else 1
+    assert backend.counts == {"cuda_graphs": parts}, "each part of the steady step is captured once"
+    assert backend.copied == 0
+    assert all(recording.launches >= 8 for recording in Recording.made.values())
+
+
+def test_batches_that_lie_elsewhere_each_time_are_copied(backend: Captured) -> None:
+    keep = []
+
+    def fill(step: int, net: nn.Module) -> None:
+        keep.append(torch.empty(16, 8).double())  # so that no two batches get the same memory
+
+    _assert_close(_train("tarry", 24, fill, fresh=True), _train("cpu", 24, fill, fresh=True))
+    assert backend.copied <= 2 * (2 if backend.ahead else 1), "the batch, and nothing else"
+    assert max(recording.launches for recording in Recording.made.values()) >= 8
+
+
+def test_parameters_may_move_now_and_then(backend: Captured) -> None:
+    def move(step: int, net: nn.Module) -> None:
+        if step in (8, 9, 14):
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    parameter.data = parameter.detach().clone()
+
+    _assert_close(_train("tarry", 24, move), _train("cpu", 24, move))
+    assert sum(recording.launches for recording in Recording.made.values()) >= 8
+
+
+def test_results_that_are_held_keep_their_values(backend: Captured) -> None:
+    def held(device: str) -> list[Tensor]:
+        seen: list[Tensor] = []
+
+        def hold(step: int, net: nn.Module) -> None:
+            first = next(net.parameters())
+            if first.grad is not None:
+                seen.extend([first.grad, first.detach().clone()])
+
+        _train(device, 14, hold)
+        return [tensor.cpu() for tensor in seen]
+
+    for ours, theirs in zip(held("tarry"), held("cpu"), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
+
+
+def test_a_program_whose_inputs_never_stay_is_given_up() -> None:
+    backend = Captured(ahead=False)
+    tarry.set_backend(backend)
+    keep = []
+    for step in range(40):
+        x = torch.full((300,), float(step)).to("tarry")
+        keep.append(x)
+        assert (x * 2).sum().item() == 600 * step
+    assert backend.counts["cuda_graphs"] <= capture.MAX_CAPTURES
