@@ -318,15 +318,46 @@ void expect_again(const Batch& batch, std::shared_ptr<const SplitProgram> progra
 } catch (...) {
 }
 
-void launch(DeviceState& state) {
-  auto flight = std::make_shared<Flight>();
-  std::vector<c10::intrusive_ptr<c10::StorageImpl>> held, seen; // until the lock is released: one may be the last to go
+namespace {
+
+// Whether the early part of what is expected has room for new results. Looks again later if not.
+bool has_room(DeviceState& state) {
+  std::vector<c10::intrusive_ptr<c10::StorageImpl>> seen;
+  std::shared_ptr<const SplitProgram> program;
+  size_t in_use = 0;
+  {
+    std::lock_guard<std::mutex> guard(state.mutex);
+    program = state.position < state.launch_at ? nullptr : state.expected->program;
+    in_use = program ? bytes_of(*state.expected, seen) : 0;
+  }
+  seen.clear(); // or they would be in use
+  if (!program) {
+    return false;
+  }
+  {
+    c10::InferenceMode no_inference(false);
+    PlainDispatch plain;
+    if (program->parts().early->makes_room(in_use)) {
+      return true;
+    }
+  }
   std::lock_guard<std::mutex> guard(state.mutex);
-  if (state.position < state.launch_at || !state.expected->program) {
+  if (state.expected->program == program && state.launch_at <= state.position) {
+    state.launch_at = state.position + Expectation::kLookAgain;
+  }
+  return false;
+}
+
+} // namespace
+
+void launch(DeviceState& state) {
+  if (!has_room(state)) {
     return;
   }
-  if (bytes_of(*state.expected, seen) > Expectation::kMaxOld) {
-    state.launch_at = state.position + Expectation::kLookAgain;
+  auto flight = std::make_shared<Flight>();
+  std::vector<c10::intrusive_ptr<c10::StorageImpl>> held; // until the lock is released: one may be the last to go
+  std::lock_guard<std::mutex> guard(state.mutex);
+  if (state.position < state.launch_at || !state.expected->program) {
     return;
   }
   const uint32_t until = std::exchange(state.launch_at, kNever);
@@ -371,10 +402,6 @@ void launch(DeviceState& state) {
   }
   const Program& early = *flight->program->parts().early;
   if (!early.accepts(flight->inputs)) {
-    return;
-  }
-  if (!early.is_free()) {
-    state.launch_at = state.position + kEnoughSeen; // soon
     return;
   }
   state.flight = flight;

@@ -78,11 +78,9 @@ struct Expectation {
   std::vector<NodePtr> inputs; // the leaves that the early part takes
   std::vector<int32_t> uploads; // for each of them, which upload of the step it was; -1: none
   bool foresees = true; // inputs are told before they are recorded; wrong once, never tried again
-  // What the early part has computed for the program: gradients, above all. The next ones are not computed while more than
-  // kMaxOld bytes of these are still there, since eager would not have both at a time.
+  // What the early part has computed for the program: gradients, above all. See Program::makes_room.
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> old;
-  static constexpr size_t kMaxOld = 4 << 20;
-  static constexpr uint32_t kLookAgain = 16; // nodes recorded until it is looked at again
+  static constexpr uint32_t kLookAgain = 8; // nodes recorded until it is looked at again
 };
 
 // A batch was computed by this program: expect the next one to be the same. Never throws: the batch is committed.

@@ -13,6 +13,10 @@ namespace {
 
 constexpr size_t kSmall = 32; // bytes: a number or a few
 
+// Results of which so many bytes are in use belong to a step that keeps the device busy: it should begin, and they are moved. Less
+// than that will be let go of before the device is missed.
+constexpr size_t kWorthMoving = 16 << 20;
+
 // The same part of another storage.
 at::Tensor over(const c10::Storage& storage, const at::Tensor& like) {
   auto made = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(storage), like.key_set(), like.dtype());
@@ -20,18 +24,27 @@ at::Tensor over(const c10::Storage& storage, const at::Tensor& like) {
   return made;
 }
 
-at::Tensor all_bytes(const at::Tensor& tensor) {
+// All of a tensor's storage, in elements that are copied fast.
+at::Tensor contents(const at::Tensor& tensor) {
+  const size_t bytes = tensor.storage().nbytes();
+  const bool words = bytes % sizeof(double) == 0;
   auto made = at::detail::make_tensor<c10::TensorImpl>(
-      c10::TensorImpl::VIEW, c10::Storage(tensor.storage()), tensor.key_set(), caffe2::TypeMeta::Make<uint8_t>());
-  made.unsafeGetTensorImpl()->set_sizes_contiguous(c10::IntArrayRef{static_cast<int64_t>(tensor.storage().nbytes())});
+      c10::TensorImpl::VIEW, c10::Storage(tensor.storage()), tensor.key_set(),
+      words ? caffe2::TypeMeta::Make<double>() : caffe2::TypeMeta::Make<uint8_t>());
+  made.unsafeGetTensorImpl()->set_sizes_contiguous(c10::IntArrayRef{static_cast<int64_t>(words ? bytes / sizeof(double) : bytes)});
   return made;
 }
 
-at::Tensor copy_of(const at::Tensor& tensor) {
-  const at::Tensor bytes = all_bytes(tensor);
-  at::Tensor copy = at::empty({bytes.numel()}, bytes.options());
-  copy.copy_(bytes);
-  return copy;
+std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> from, to;
+  for (const at::Tensor& tensor : tensors) {
+    from.push_back(contents(tensor));
+    to.push_back(at::empty(from.back().sizes(), from.back().options()));
+  }
+  if (!to.empty()) {
+    at::_foreach_copy_(to, from);
+  }
+  return to;
 }
 
 // On the host, in memory from which the device may copy at any later time.
@@ -78,32 +91,43 @@ bool CapturedProgram::accepts(const std::vector<at::Tensor>& inputs) const {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device).id() == 0;
 }
 
-bool CapturedProgram::is_free() const {
+bool CapturedProgram::makes_room(size_t) const {
+  std::lock_guard<std::mutex> guard(mutex_);
+  size_t held = 0;
   for (size_t i = 0; i < parts_.results.size(); ++i) {
     if (lent_[i] && parts_.results[i].storage().use_count() != 1) {
-      return false;
+      held += parts_.results[i].storage().nbytes();
     }
   }
-  return true;
+  if (held >= kWorthMoving) {
+    let_go_of_results();
+    return true;
+  }
+  return held == 0;
 }
 
 // What the last launch has left belongs to those who were given it: the next one must not change it.
 void CapturedProgram::let_go_of_results() const {
+  std::vector<at::Tensor> held;
+  std::vector<size_t> places;
   for (size_t i = 0; i < parts_.results.size(); ++i) {
-    if (!lent_[i] || parts_.results[i].storage().use_count() == 1) {
-      continue;
+    if (lent_[i] && parts_.results[i].storage().use_count() != 1) {
+      held.push_back(parts_.results[i]);
+      places.push_back(i);
     }
-    at::Tensor& result = parts_.results[i];
-    at::Tensor copy = copy_of(result);
-    c10::StorageImpl* theirs = result.storage().unsafeGetStorageImpl();
-    c10::StorageImpl* ours = copy.storage().unsafeGetStorageImpl();
+  }
+  const auto copies = copies_of(held);
+  for (size_t k = 0; k < held.size(); ++k) {
+    c10::StorageImpl* theirs = held[k].storage().unsafeGetStorageImpl();
+    c10::StorageImpl* ours = copies[k].storage().unsafeGetStorageImpl();
     ours->set_data_ptr_noswap(theirs->set_data_ptr(ours->set_data_ptr(c10::DataPtr())));
-    result = over(copy.storage(), result);
+    parts_.results[places[k]] = over(copies[k].storage(), held[k]);
   }
 }
 
 std::vector<at::Tensor> CapturedProgram::run(std::vector<at::Tensor> inputs, const std::vector<c10::IValue>& numbers) const {
   const c10::OptionalDeviceGuard device(inputs.empty() ? std::nullopt : std::make_optional(inputs[0].device()));
+  std::lock_guard<std::mutex> guard(mutex_);
   let_go_of_results();
   std::vector<at::Tensor> to, from;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -126,7 +150,7 @@ std::vector<at::Tensor> CapturedProgram::run(std::vector<at::Tensor> inputs, con
   std::vector<at::Tensor> outputs;
   for (size_t i = 0; i < parts_.results.size(); ++i) {
     const at::Tensor& result = parts_.results[i];
-    outputs.push_back(!result.defined() || lent_[i] ? result : over(copy_of(result).storage(), result));
+    outputs.push_back(!result.defined() || lent_[i] ? result : over(copies_of({result})[0].storage(), result));
   }
   return outputs;
 }

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <optional>
 
 #include "program.h"
@@ -35,12 +36,13 @@ class CapturedProgram final : public Program {
   void clear();
 
   bool accepts(const std::vector<at::Tensor>& inputs) const override;
-  bool is_free() const override;
+  bool makes_room(size_t in_use) const override;
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const std::vector<c10::IValue>& numbers) const override;
 
  private:
   void let_go_of_results() const;
 
+  mutable std::mutex mutex_; // of the results' memory
   mutable Parts parts_;
   std::vector<bool> lent_; // per output: handed out where it is; else, a copy of it
 };

@@ -191,3 +191,57 @@ def test_a_program_whose_inputs_never_stay_is_given_up() -> None:
         keep.append(x)
         assert (x * 2).sum().item() == 600 * step
     assert backend.counts["cuda_graphs"] <= capture.MAX_CAPTURES
+
+
+def test_a_step_that_is_replayed_launches_its_graphs(backend: Captured) -> None:
+    def train(device: str) -> tuple[list[float], int]:
+        torch.manual_seed(0)
+        hidden = [layer for _ in range(6) for layer in (nn.Linear(32, 32), nn.Tanh())]
+        net = nn.Sequential(nn.Linear(8, 32), *hidden, nn.Linear(32, 16)).double().to(device)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        x = torch.randn(16, 8).double().to(device)
+
+        def step(x: Tensor) -> Tensor:
+            loss = net(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        replayed = tarry.compile(step)
+        losses = [(replayed if device == "tarry" else step)(x).item() for _ in range(20)]
+        return losses, replayed.replays
+
+    ours, replays = train("tarry")
+    _assert_close(ours, train("cpu")[0])
+    assert replays >= 12
+    assert backend.copied == 0
+    assert all(recording.launches >= 8 for recording in Recording.made.values())
+
+
+def test_old_gradients_of_a_big_model_are_moved_out_of_the_way() -> None:
+    """The next step begins before `zero_grad` has been reached: there, the device has waited too long already."""
+    backend = Captured(ahead=True)
+    tarry.set_backend(backend)
+
+    def train(device: str) -> list[Tensor]:
+        torch.manual_seed(0)
+        layers = [layer for _ in range(12) for layer in (nn.Linear(500, 500), nn.Tanh())]
+        net = nn.Sequential(*layers).double().to(device)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        x = torch.randn(2, 500).double().to(device)
+        seen = []
+        for _ in range(10):
+            loss = net(x).square().mean()
+            if (old := layers[0].weight.grad) is not None:
+                seen.append(old.sum())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            seen.append(loss.detach())
+        return [value.cpu() for value in seen]
+
+    for ours, theirs in zip(train("tarry"), train("cpu"), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
+    assert backend.copied <= 1, "the old gradient that is read"
+    assert tarry.metrics.counters()["run_ahead"] >= 3
