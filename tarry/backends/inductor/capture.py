@@ -5,7 +5,7 @@ inputs are sorted: those that keep their place are read there (parameters, optim
 others are copied to placeholders before each launch. If an input turns out to have moved, the graph is captured anew;
 one that moves again gets a placeholder. Launching is native (csrc/captured.h).
 
-Checked on torch 2.11 and 2.13: CUDAGraph.raw_cuda_graph_exec.
+Private to torch, checked on 2.11 and 2.13: CUDAGraph.raw_cuda_graph_exec, torch._C._cuda_clearCublasWorkspaces.
 """
 
 from __future__ import annotations
@@ -145,8 +145,10 @@ class Recorded(NamedTuple):
 def record(function: Callable[[list[Any]], Sequence[Any]], arguments: list[torch.Tensor]) -> Recorded:
     """What the function does to these tensors; nothing is done to them yet."""
     graph = torch.cuda.CUDAGraph()
+    _drop_workspaces()  # those of the stream that the kernels ran on so far
     with torch.cuda.device(arguments[0].device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
         results = function(list(arguments))
+    _drop_workspaces()  # the graph has the memory of its own
     return Recorded(_launch_address(), graph.raw_cuda_graph_exec(), graph, results)
 
 
@@ -163,6 +165,13 @@ def _why_not(program: FxProgram) -> str:
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+def _drop_workspaces() -> None:
+    """cuBLAS keeps tens of megabytes for each stream that it has ever been used on."""
+    drop = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if drop is not None:
+        drop()
 
 
 @functools.cache
