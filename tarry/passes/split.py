@@ -2,11 +2,13 @@
 
 What a node needs is known by the time its inputs have been recorded, often long before the node itself: a backward pass
 reads what the forward pass has read. So the graph is cut at a moment of the recording, such that the early part is at
-least half of the work, is known soon, and leaves little. The late part has the rest, all updates among it.
+least half of the work, and as early as it can be. The late part has the rest, all updates among it. On a device that is
+idle until the late part comes, the early part has as much more as is worth waiting for.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -39,14 +41,17 @@ class Split:
     seeds: tuple[int, ...]
 
 
-def split(graph: Graph, input_positions: Sequence[int], number_positions: Sequence[int]) -> Split | None:
-    """Cut a graph whose inputs and numbers were recorded at these positions; None if there is no good place.
+def split(
+    graph: Graph, input_positions: Sequence[int], number_positions: Sequence[int], little_late: bool = False
+) -> Split | None:
+    """Cut a graph whose inputs and numbers were recorded at these positions; None if there is no good place. With
+    `little_late`, the late part gets as little as possible without holding up the early part much.
 
     Numbers other than seeds are taken to be the same in every step, so they do not hold up what uses them.
     """
     graph = _with_updates_apart(graph)
     ready = _readiness(graph, input_positions, number_positions)
-    moment = _moment(graph, ready, max((*input_positions, *number_positions), default=0))
+    moment = _moment(graph, ready, max((*input_positions, *number_positions), default=0), little_late)
     if moment is None:
         return None
     late_ids = _late(graph, {id(node) for node in graph.nodes if ready[id(node)] > moment} | _updates(graph))
@@ -61,20 +66,18 @@ def split(graph: Graph, input_positions: Sequence[int], number_positions: Sequen
     return _parts(graph, early, with_views(graph, late, views), made_early)
 
 
-def _moment(graph: Graph, ready: dict[int, int], end: int) -> int | None:
-    """Where to cut a recording of this length: where most of the work has become known in least of the time."""
+def _moment(graph: Graph, ready: dict[int, int], end: int, little_late: bool) -> int | None:
+    """Where to cut a recording of this length: where half of the work has become known, or, with `little_late`, where
+    most of it has in least of the time."""
     work = sorted(ready[id(node)] for node in graph.nodes if node.op not in VIEW_RULES)
     if len(work) < 2 * WORTH:
         return None
-    best: int | None = None
-    most = -1.0
-    for k, moment in enumerate(work):
-        last_of_its_moment = k + 1 == len(work) or work[k + 1] > moment
-        if last_of_its_moment and 2 * (k + 1) > len(work) and moment <= LATEST * end:
-            gain = (k + 1) / len(work) - moment / max(end, 1)
-            if gain > most:
-                best, most = moment, gain
-    return best
+    moments = [moment for moment in work[len(work) // 2 :] if moment <= LATEST * end]
+    if not moments:
+        return None
+    if not little_late:
+        return moments[0]
+    return max(moments, key=lambda moment: bisect_right(work, moment) / len(work) - moment / max(end, 1))
 
 
 def _readiness(graph: Graph, input_positions: Sequence[int], number_positions: Sequence[int]) -> dict[int, int]:

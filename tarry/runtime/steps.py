@@ -140,7 +140,9 @@ class CompiledStep:
         graph = self._ready(self._graph, constants)
         program: Runnable
         try:
-            parts = split(graph, *self._positions) if config.run_ahead and backend.runs_ahead(graph) else None
+            parts = None
+            if config.run_ahead and backend.runs_ahead(graph):
+                parts = split(graph, *self._positions, little_late=torch.device(backend.device).type != "cpu")
             program = CompiledProgram(backend, graph, make, self._guard, parts)
         except Unsupported as error:
             if not self._variants:

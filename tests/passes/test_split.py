@@ -158,3 +158,16 @@ def test_new_statistics_are_made_early_and_written_late() -> None:
     assert len(updated) >= 8 + 8, "weights and statistics"
     assert all(parts.outputs[k] >= 0 for k in updated), "all by the late part"
     assert sum(node.op == "aten::clone" for node in parts.late.nodes) >= 8
+
+
+def test_a_device_that_would_be_idle_gets_more_of_the_work_early() -> None:
+    """Half is known at 0; a little later, all but one."""
+    lines = [f"%{k}: f32[2] = aten::sin(%{0 if k == 3 else k - 1})" for k in range(3, 25)]
+    lines += ["%25: f32[2] = aten::add.Tensor(%24, %1, alpha=1)"]
+    lines += [f"%{k}: f32[2] = aten::sin(%{k - 1})" for k in range(26, 44)]
+    lines += ["%44: f32[2] = aten::add.Tensor(%43, %2, alpha=1)"]
+    graph = parse("graph(%0: f32[2], %1: f32[2], %2: f32[2]):\n" + "\n".join(lines) + "\nreturn %44")
+    half, most = split(graph, [0, 10, 100], []), split(graph, [0, 10, 100], [], little_late=True)
+    assert half is not None
+    assert most is not None
+    assert (len(half.early.nodes), len(most.early.nodes)) == (22, 41)
