@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten  # private; checked on torch 2.11 and 2.13
 
 from tarry import events
@@ -37,6 +38,12 @@ _watching = threading.Lock()
 def is_inside() -> bool:
     """Whether this thread is in a call of a compiled function: the step ends where the function ends, not before."""
     return getattr(_thread, "depth", 0) > 0
+
+
+def _is_transformed() -> bool:
+    """Whether a transform of torch.func, or forward-mode differentiation, is going on: what its tensors carry along is
+    not for a replay to see. Private names; checked on torch 2.11 and 2.13."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 class _Arguments:
@@ -149,7 +156,7 @@ class StepFunction(Generic[P, T]):
         return self._name
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        if is_inside():
+        if is_inside() or _is_transformed():
             return self._function(*args, **kwargs)
         tree, leaves = _flatten(args, kwargs)
         with self._lock:

@@ -157,6 +157,10 @@ class Witness:
             if isinstance(leaf, torch.Tensor):
                 if leaf.grad_fn is not None:
                     raise NotReplayableError(f"argument {k} has a grad_fn: a backward pass would leave the function")
+                if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
+                    raise NotReplayableError(f"argument {k} is a {type(leaf).__name__}, which has a say in operators")
+                if leaf.__dict__:
+                    raise NotReplayableError(f"argument {k} is a tensor with attributes: {', '.join(leaf.__dict__)}")
                 serial = C.storage_serial(leaf)
                 if serial:
                     self._arguments.setdefault(serial, k)
@@ -272,6 +276,8 @@ class Witness:
                 "it returns a tensor that backward() can still be called on, and a replay has no graph for that. "
                 "Return it detached: .detach()"
             )
+        if type(tensor) is not torch.Tensor:
+            raise NotReplayableError(f"it returns a {type(tensor).__name__}, and a replay makes plain tensors")
         if tensor.is_conj() or tensor.is_neg():
             raise NotReplayableError("it returns a conjugated or negated view. Call .resolve_conj() on it")
         serial = C.storage_serial(tensor)
