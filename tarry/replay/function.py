@@ -16,7 +16,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten  # privat
 
 from tarry import events
 from tarry.native import C
-from tarry.replay.environment import PLAIN, Environment, default_devices
+from tarry.replay.contents import PLAIN
+from tarry.replay.environment import Environment, default_devices
 from tarry.replay.evidence import Evidence
 from tarry.replay.proof import Witness
 from tarry.replay.reasons import NotReplayableError
@@ -212,9 +213,7 @@ class StepFunction(Generic[P, T]):
 
     # ---- recording
 
-    def _record(
-        self, entry: _Entry | None, alike: list[_Entry], arguments: _Arguments, call: Callable[[], T]
-    ) -> T:
+    def _record(self, entry: _Entry | None, alike: list[_Entry], arguments: _Arguments, call: Callable[[], T]) -> T:
         self.recorded += 1
         if self._reason == _NOT_CALLED:
             self._reason = ""
@@ -236,6 +235,9 @@ class StepFunction(Generic[P, T]):
         self._runtime.sync_all("before a compiled function")
         try:
             environment = Environment(self._function, arguments.leaves)
+        except NotReplayableError as reason:
+            self._nothing_proved(str(reason))
+            return self._call_only(call)
         except Exception as error:  # objects of the user's may do anything when they are looked at
             self._nothing_proved(f"its surroundings cannot be looked at: {type(error).__name__}: {error}")
             return self._call_only(call)

@@ -17,7 +17,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten  # private; checked on to
 
 from tarry.native import C
 from tarry.replay.autograd import graph_is_alive
-from tarry.replay.environment import PLAIN, Environment
+from tarry.replay.contents import PLAIN
+from tarry.replay.environment import Environment
 from tarry.replay.evidence import Evidence, Made, Number, Place, Result
 from tarry.replay.host import HostWatch
 from tarry.replay.reasons import NotReplayableError, where
@@ -139,6 +140,11 @@ class Witness:
             raise NotReplayableError(f"it changes its surroundings: {self._environment.explain(changed)}")
         if _host_rng() != self._host_rng:
             raise NotReplayableError("it draws random numbers on the host. Draw them on device 'tarry'")
+        generator = self._environment.drawn_from()
+        if generator is not None:
+            raise NotReplayableError(
+                f"it draws random numbers on the host, from {generator}. Draw them on device 'tarry'"
+            )
         if not self._snapshots:
             raise NotReplayableError("it records nothing")
         if len(self._snapshots) != 1:
