@@ -202,6 +202,8 @@ class Walk(Checks):
             return
         if has_length:
             self.length(container, path)
+            if not len(container):
+                return
         contents = Contents(container)
         self._seen[id(contents)] = contents  # kept alive
         self._attribute(contents, "text", f"the contents of {path}", depth)
