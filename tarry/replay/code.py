@@ -52,11 +52,14 @@ def names_in(code: types.CodeType) -> Names:
         elif instruction.opname == "IMPORT_NAME":
             modules.add(instruction.argval)
         makes_strings = makes_strings or instruction.opname in _BUILD_STRING
+    strings = {constant for constant in code.co_consts if isinstance(constant, str) and constant.isidentifier()}
+    if "globals" in variables:
+        variables |= strings
     used = variables | attributes
     by_string = not _BY_STRING.isdisjoint(used)
     any_attribute = by_string and (makes_strings or not _ALL_AT_ONCE.isdisjoint(used))
     if by_string:
-        attributes |= {constant for constant in code.co_consts if isinstance(constant, str) and constant.isidentifier()}
+        attributes |= strings
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             inner = names_in(constant)

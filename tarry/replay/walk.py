@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import array
+import builtins
 import contextvars
 import functools
 import io
 import multiprocessing.queues
+import operator
 import os
 import queue
 import sys
@@ -257,11 +259,18 @@ class Walk(Checks):
             self._dict(function.__kwdefaults__, f"{path}.__kwdefaults__", depth)
         if function.__dict__:
             self._dictionary(function.__dict__, path, depth)
-        for name in names.variables:
-            if name in function.__globals__:
-                self._dict_item(function.__globals__, name, name, depth)
+        self._globals(names.variables, function.__globals__, depth)
         for name in names.modules:
             self._imported(name, function.__globals__.get("__package__") or "", depth)
+
+    def _globals(self, names: frozenset[str], content: dict[str, Any], depth: int) -> None:
+        for name in names:
+            if name in content:
+                self._dict_item(content, name, name, depth)
+            elif not hasattr(builtins, name):
+                self.length(content, f"the namespace without {name}")  # which may be defined yet
+            elif name in ("eval", "exec"):
+                raise NotReplayableError(f"it calls {name}(), and nobody knows what that depends on")
 
     def _imported(self, name: str, package: str, depth: int) -> None:
         for path in (name, f"{package}.{name}".strip(".")):
@@ -291,6 +300,12 @@ class Walk(Checks):
         self.visit(partial.func, path, depth)
         self._tuple(partial.args, f"{path}.args", depth)
         self._dict(partial.keywords, f"{path}.keywords", depth)
+
+    def _getter(self, getter: Any, path: str, depth: int) -> None:
+        """It has names of attributes, and tells them to who would copy it."""
+        for name in getter.__reduce__()[1]:
+            if isinstance(name, str):
+                self._attributes |= set(name.split("."))
 
     def _python_module(self, module: types.ModuleType, path: str, depth: int) -> None:
         if not self._ownership.is_foreign_module(module.__name__):
@@ -422,6 +437,7 @@ _LOOKS: tuple[tuple[Any, Any], ...] = (
     (types.FunctionType, Walk._code_of),
     ((types.BuiltinFunctionType, types.CodeType), _nothing),
     (functools.partial, Walk._partial),
+    ((operator.attrgetter, operator.methodcaller), Walk._getter),
     (types.ModuleType, Walk._python_module),
     (property, Walk._property),
     (weakref.ref, Walk._reference),

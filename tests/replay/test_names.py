@@ -4,6 +4,7 @@ replaced, objects of installed packages."""
 from __future__ import annotations
 
 import contextvars
+import operator
 import os
 import sys
 import types
@@ -25,6 +26,7 @@ USES_DEVICE = True
 pytestmark = tarry_only
 
 SCALE = 2.0
+FACTOR = operator.attrgetter("factor")
 VARIABLE: contextvars.ContextVar[float] = contextvars.ContextVar("VARIABLE", default=2.0)
 
 
@@ -99,6 +101,8 @@ CASES = {
     "not there yet": _case(
         Config, lambda c, x: x * (c.later if hasattr(c, "later") else 2.0), lambda c: setattr(c, "later", 5.0)
     ),
+    "attrgetter": _case(Config, lambda c, x: x * FACTOR(c), lambda c: setattr(c, "factor", 5.0)),
+    "globals()": _case(Config, lambda c, x: x * globals()["SCALE"], lambda c: _set_scale(5.0)),
     "operator": _case(Config, lambda c, x: c * x, lambda c: setattr(c, "factor", 5.0)),
     "conversion": _case(Config, lambda c, x: x * float(c), lambda c: setattr(c, "factor", 5.0)),
     "making": _case(Config, lambda c, x: x * Made().kept, lambda c: _set_scale(5.0)),
@@ -254,3 +258,29 @@ def test_what_is_too_long_to_look_at() -> None:
             step(torch.ones(3, device="tarry"))
         assert step.replays == 0
         assert "too many to look at" in step.explain()
+
+
+def test_a_global_that_is_defined_later() -> None:
+    def function(x: Tensor) -> Tensor:
+        try:
+            return x * DEFINED_LATER  # type: ignore[name-defined, no-any-return]
+        except NameError:
+            return x * 2.0
+
+    step = tarry.compile(function)
+    x = torch.ones(3, device="tarry")
+    assert [step(x).tolist() for _ in range(4)] == [[2.0] * 3] * 4
+    assert step.replays
+    try:
+        globals()["DEFINED_LATER"] = 5.0
+        assert step(x).tolist() == [5.0] * 3
+    finally:
+        del globals()["DEFINED_LATER"]
+
+
+def test_code_that_is_evaluated() -> None:
+    step = tarry.compile(lambda x: eval("x * SCALE"))
+    for _ in range(4):
+        step(torch.ones(3, device="tarry"))
+    assert step.replays == 0
+    assert "it calls eval()" in step.explain()
