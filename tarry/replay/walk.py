@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from tarry.replay.checks import Checks
+from tarry.replay.classes import attributes_of, is_steady, methods_of
 from tarry.replay.code import NO_NAMES, Names, Ownership, names_in, package_of
 from tarry.replay.contents import GENERATORS, MAX_BYTES, PLAIN, Contents, state_reader
 from tarry.replay.reasons import NotReplayableError
@@ -37,18 +38,6 @@ _GLOBAL_HOOKS = (
     ("torch.nn.modules.module", ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")),
     ("torch.optim.optimizer", ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")),
 )
-
-# Methods that are called without being named: by torch, and (all others with two underscores) by Python.
-_IMPLICIT = frozenset({"forward", "backward", "setup_context", "jvp", "vmap"})
-# ... but these only where a class is named itself, or never in a step.
-_MAKING = frozenset({"__init__", "__new__", "__post_init__"})
-_NEVER = frozenset(
-    f"__{name}__"
-    for name in (
-        "init_subclass", "set_name", "class_getitem", "del", "repr", "str", "reduce", "reduce_ex", "getstate",
-        "setstate", "getnewargs", "getnewargs_ex", "deepcopy", "copy", "dir", "sizeof",
-    )
-)  # fmt: skip
 
 
 class Walk(Checks):
@@ -360,58 +349,32 @@ class Walk(Checks):
             return
         if not is_class:
             self.attribute(obj, "__class__", f"the class of {path}")
-        self._methods(top, is_class, path, depth)
-        for cls in top.__mro__:
-            if self._ownership.is_foreign_class(cls):
+        classes = [cls for cls in top.__mro__ if not self._ownership.is_foreign_class(cls)]
+        self._methods(top, classes, is_class, path, depth)
+        for name, value in attributes_of(classes, self._known.attributes):
+            if name in content:
                 continue
-            for name, value in vars(cls).items():
-                if name not in self._known.attributes or name in content or name.startswith("__"):
-                    continue
-                if isinstance(value, types.FunctionType | property | staticmethod | classmethod):
-                    continue
-                if _is_steady(obj, name):
-                    self._attribute(obj, name, f"{path}.{name}", depth)
-                else:
-                    self.visit(value, f"{path}.{name}", depth)  # it computes an attribute
+            if is_steady(obj, name):
+                self._attribute(obj, name, f"{path}.{name}", depth)
+            else:
+                self.visit(value, f"{path}.{name}", depth)  # it computes an attribute
 
-    def _methods(self, top: type, is_named: bool, path: str, depth: int) -> None:
+    def _methods(self, top: type, classes: list[type], is_named: bool, path: str, depth: int) -> None:
         """The functions of a class: what they do, and that they are still the same. Once for each class."""
         if (top, is_named) in self._classes:
             return
         self._classes.add((top, is_named))
-        for cls in top.__mro__:
-            if self._ownership.is_foreign_class(cls):
-                continue
-            for name, value in vars(cls).items():
-                if not isinstance(value, types.FunctionType | property | staticmethod | classmethod):
-                    continue
-                if not self._may_be_called(name, is_named):
-                    continue
-                inner = f"{path}.{name}"
-                for owner in {top, cls}:
-                    if _is_steady(owner, name):
-                        self._attribute(owner, name, inner, depth)
-                self.visit(value.__func__ if isinstance(value, staticmethod | classmethod) else value, inner, depth)
+        for cls, name, value in methods_of(classes, self._known.attributes, is_named):
+            for owner in {top, cls}:
+                if is_steady(owner, name):
+                    self._attribute(owner, name, f"{path}.{name}", depth)
+            self.visit(value, f"{path}.{name}", depth)
         if issubclass(top, nn.Module):
             self._attribute(top, "forward", f"{path}.forward", depth)  # perhaps inherited, and replaced later
-
-    def _may_be_called(self, name: str, is_named: bool) -> bool:
-        if name in _MAKING:
-            return is_named
-        if name.startswith("__") and name.endswith("__"):
-            return name not in _NEVER
-        return name in self._known.attributes or name in _IMPLICIT
 
 
 def _can_be_read(file: io.IOBase) -> bool:
     return not file.closed and file.readable()
-
-
-def _is_steady(obj: Any, name: str) -> bool:
-    """Whether an attribute is there, and the same thing each time that it is asked for."""
-    missing = object()
-    first, second = getattr(obj, name, missing), getattr(obj, name, missing)
-    return first is not missing and (first is second or (isinstance(first, PLAIN) and repr(first) == repr(second)))
 
 
 def _nothing(walk: Walk, value: Any, path: str, depth: int) -> None:
