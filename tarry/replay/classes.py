@@ -12,7 +12,7 @@ _METHODS = (types.FunctionType, property, staticmethod, classmethod)
 # Methods that are called without being named: by torch, and (all others with two underscores) by Python.
 _IMPLICIT = frozenset({"forward", "backward", "setup_context", "jvp", "vmap"})
 # ... but these only where a class is named itself,
-_MAKING = frozenset({"__init__", "__new__", "__post_init__"})
+MAKING = frozenset({"__init__", "__new__", "__post_init__"})
 # ... and these not in a step.
 _NEVER = frozenset(
     f"__{name}__"
@@ -33,7 +33,7 @@ def methods_of(classes: list[type], named: Set[str], is_named: bool) -> Iterator
 
 
 def _may_be_called(name: str, named: Set[str], is_named: bool) -> bool:
-    if name in _MAKING:
+    if name in MAKING:
         return is_named
     if name.startswith("__") and name.endswith("__"):
         return name not in _NEVER

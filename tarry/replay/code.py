@@ -19,20 +19,23 @@ _PACKAGES += [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "
 _FOREIGN = ("<frozen", *(f"{path}/" for path in _PACKAGES))
 
 _READ_VARIABLE = {"LOAD_GLOBAL", "LOAD_NAME"}
+_WRITE_VARIABLE = {"STORE_GLOBAL", "STORE_NAME", "DELETE_GLOBAL"}
+_WRITE_ATTRIBUTE = {"STORE_ATTR", "DELETE_ATTR"}
 _READ_ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"}
 _BUILD_STRING = {"BUILD_STRING", "FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC"}
 # With these, code reads attributes by names that are data.
-_BY_STRING = frozenset({"getattr", "hasattr", "attrgetter", "vars", "__dict__", "__getattribute__"})
+_BY_STRING = frozenset({"getattr", "hasattr", "setattr", "attrgetter", "vars", "__dict__", "__getattribute__"})
 _ALL_AT_ONCE = frozenset({"vars", "__dict__"})
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made while the program runs
 
 
 @dataclass(frozen=True)
 class Names:
-    """What a piece of code reads, functions defined in it included."""
+    """What a piece of code reads or changes, functions defined in it included."""
 
     variables: frozenset[str] = frozenset()
     attributes: frozenset[str] = frozenset()
+    written: frozenset[str] = frozenset()  # attributes
     modules: frozenset[str] = frozenset()  # imported where they are used
     by_string: bool = False  # it may read attributes whose names are values of strings that it has
     any_attribute: bool = False  # ... or of strings that it makes
@@ -43,10 +46,12 @@ NO_NAMES = Names()
 
 @functools.lru_cache(maxsize=512)
 def names_in(code: types.CodeType) -> Names:
-    variables, attributes, modules, makes_strings = set(), set(), set(), False
+    variables, attributes, written, modules, makes_strings = set(), set(), set(), set(), False
     for instruction in dis.get_instructions(code):
-        if instruction.opname in _READ_VARIABLE:
+        if instruction.opname in _READ_VARIABLE or instruction.opname in _WRITE_VARIABLE:
             variables.add(instruction.argval)
+        elif instruction.opname in _WRITE_ATTRIBUTE:
+            written.add(instruction.argval)
         elif instruction.opname in _READ_ATTRIBUTE:
             attributes.add(instruction.argval)
         elif instruction.opname == "IMPORT_NAME":
@@ -65,9 +70,12 @@ def names_in(code: types.CodeType) -> Names:
             inner = names_in(constant)
             variables |= inner.variables
             attributes |= inner.attributes
+            written |= inner.written
             modules |= inner.modules
             by_string, any_attribute = by_string or inner.by_string, any_attribute or inner.any_attribute
-    return Names(frozenset(variables), frozenset(attributes), frozenset(modules), by_string, any_attribute)
+    return Names(
+        frozenset(variables), frozenset(attributes), frozenset(written), frozenset(modules), by_string, any_attribute
+    )
 
 
 def is_foreign(file: str) -> bool:

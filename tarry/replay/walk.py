@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from tarry.replay.checks import Checks
-from tarry.replay.classes import attributes_of, is_steady, methods_of
+from tarry.replay.classes import MAKING, attributes_of, is_steady, methods_of
 from tarry.replay.code import NO_NAMES, Names, Ownership, names_in, package_of
 from tarry.replay.contents import GENERATORS, MAX_BYTES, PLAIN, Contents, state_reader
 from tarry.replay.reasons import NotReplayableError
@@ -240,6 +240,8 @@ class Walk(Checks):
             return
         names = names_in(code)
         self._attributes |= names.attributes
+        if function.__name__ not in MAKING:  # which only sets up what is new
+            self._attributes |= names.written
         self._by_string = self._by_string or names.by_string
         self._any_attribute = self._any_attribute or names.any_attribute
         for name in ("__code__", "__defaults__"):

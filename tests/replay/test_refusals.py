@@ -151,7 +151,7 @@ def uses_the_time(x: Tensor) -> Tensor:
 
 
 def keeps_a_tensor(x: Tensor) -> Tensor:
-    setattr(KEPT, "val" + "ue", x * 2)
+    KEPT.__setattr__("value", x * 2)  # which no guard can see
     return x * 3
 
 
