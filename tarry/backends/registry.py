@@ -64,7 +64,9 @@ def adapt(compiler: Any, **options: Any) -> Backend:
 
 def default(device: str) -> tuple[str, str]:
     """The best backend that works here, and why it is not the very best."""
-    from tarry.backends.inductor import why_not
-
+    try:
+        from tarry.backends.inductor import why_not
+    except Exception as error:  # torch's compiler cannot be imported: in a directory that is gone, for one
+        return "eager", f"Inductor does not work here ({type(error).__name__}: {error})"
     reason = why_not(device)
     return ("eager", reason) if reason else ("inductor", "")

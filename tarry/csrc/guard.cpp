@@ -94,6 +94,9 @@ TensorState::TensorState(const at::Tensor& tensor)
     home = storage->home;
   }
   has_gradient = requires_grad && is_leaf && tensor.grad().defined();
+  if (has_gradient && is_plain_strided(tensor.grad())) {
+    gradient = layout_of(tensor.grad().unsafeGetTensorImpl());
+  }
 }
 
 bool TensorState::describes(const at::Tensor& tensor, bool same_storage, bool with_gradient) const {
@@ -107,7 +110,14 @@ bool TensorState::describes(const at::Tensor& tensor, bool same_storage, bool wi
       return false;
     }
   }
-  return !with_gradient || !(requires_grad && is_leaf) || tensor.grad().defined() == has_gradient;
+  if (!with_gradient || !(requires_grad && is_leaf)) {
+    return true;
+  }
+  const at::Tensor& grad = tensor.grad();
+  if (!grad.defined() || !has_gradient) {
+    return grad.defined() == has_gradient;
+  }
+  return gradient && is_plain_strided(grad) && gradient->describes(grad.unsafeGetTensorImpl());
 }
 
 // ---- what is switched on
@@ -250,8 +260,10 @@ int64_t ArgumentGuard::failing(const py::list& leaves) const {
   const auto storages = storages_of(leaves);
   for (size_t i = 0; i < leaves_.size(); ++i) {
     PyObject* leaf = PyList_GET_ITEM(leaves.ptr(), static_cast<Py_ssize_t>(i));
-    const bool same = tensors_[i] ? THPVariable_Check(leaf) && tensors_[i]->describes(THPVariable_Unpack(leaf), false)
-                                  : same_value(leaf, leaves_[i]);
+    // Of another type than Parameter, it may have a say in what operators do.
+    const bool same = tensors_[i]
+        ? THPVariable_CheckExact(leaf) && tensors_[i]->describes(THPVariable_Unpack(leaf), false)
+        : same_value(leaf, leaves_[i]);
     if (!same || first_with_storage(storages, i) != first_alias_[i]) {
       return static_cast<int64_t>(i);
     }

@@ -24,6 +24,7 @@ struct TensorState {
   bool requires_grad;
   bool is_leaf;
   bool has_gradient = false;
+  const Layout* gradient = nullptr; // of .grad; null without one, or if it is not strided
   size_t hooks = 0;
 };
 

@@ -52,6 +52,15 @@ class Settings:
     validate_every: int = 50
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        for name in ("batch", "accumulate", "layers", "heads", "width", "validate_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: it has to be 1 or more")
+        if self.width % self.heads:
+            raise ValueError(f"a width of {self.width} cannot be divided among {self.heads} heads")
+        if self.context < 4:
+            raise ValueError(f"context is {self.context}: it has to be 4 or more")
+
 
 # ---- the model
 
@@ -173,7 +182,12 @@ def loaders(settings: Settings, tokens: Tensor, done: int) -> tuple[DataLoader[A
     """The training batches that come after `done` samples, and the validation batches: the last tenth of the text."""
     split = len(tokens) * 9 // 10
     train, held_out = Windows(tokens[:split], settings.context), Windows(tokens[split:], settings.context)
-    quarter = range(0, len(held_out), settings.context // 4)
+    quarter = range(0, len(tokens) - split - settings.context, settings.context // 4)
+    if len(quarter) < settings.batch:
+        raise ValueError(
+            f"a tenth of the text, which has {len(tokens)} letters, is no batch of {settings.batch} sequences of "
+            f"{settings.context}: take a longer text, or a smaller batch or context"
+        )
     order = EndlessShuffle(len(train), settings.seed, done)
     return (
         DataLoader(train, settings.batch, sampler=order, num_workers=settings.workers),
@@ -270,7 +284,7 @@ class Run:
 
     def restore_random_numbers(self, state: dict[str, Any]) -> None:
         torch.set_rng_state(state["rng"])
-        if state["device_rng"] is not None:
+        if state["device_rng"] is not None and torch.device(state["settings"]["device"]).type == self.device.type:
             torch.get_device_module(self.device).set_rng_state(state["device_rng"])
 
 
@@ -307,7 +321,12 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="begin with what is in --checkpoint")
     given = vars(parser.parse_args())
     path, resume = given.pop("checkpoint"), given.pop("resume")
-    settings = Settings(**given)
+    if resume and path is None:
+        parser.error("--resume needs --checkpoint, which says what to begin with")
+    try:
+        settings = Settings(**given)
+    except ValueError as error:
+        parser.error(str(error))
     if settings.device.startswith("tarry"):
         import tarry  # noqa: F401 - registers the device
     begin = time.perf_counter()

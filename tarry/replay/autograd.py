@@ -8,32 +8,41 @@ import torch
 
 
 def graph_is_alive(tensor: torch.Tensor) -> bool:
-    """Whether the graph behind a tensor still has the tensors that a backward pass needs.
+    """Whether a backward pass can still go through the graph behind a tensor.
 
-    A graph that has never had any (of additions, say) cannot be told from one that was used; it counts as used.
+    A pass that is over has freed what the graph had saved. A graph that never had anything to save (of additions, say)
+    cannot be told from a fresh one, and counts as alive.
     """
     waiting: list[Any] = [tensor.grad_fn]
     seen: set[Any] = set()
+    was_used = False
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        if _keeps_tensors(node):
+        keeps, freed = _saved(node)
+        if keeps:
             return True
+        was_used = was_used or freed
         waiting += [following for following, _ in node.next_functions]
-    return False
+    return not was_used
 
 
-def _keeps_tensors(node: Any) -> bool:
+def _saved(node: Any) -> tuple[bool, bool]:
+    """Whether a node of the graph has tensors that it has saved, and whether it had some that are freed."""
     names = ["saved_tensors"] if hasattr(type(node), "saved_tensors") else []
     names += [name for name in dir(node) if name.startswith("_saved_")]
+    freed = False
     for name in names:
         try:
             value = getattr(node, name)
-        except (RuntimeError, AttributeError):  # freed by a backward pass
+        except RuntimeError:  # freed by a backward pass
+            freed = True
+            continue
+        except AttributeError:
             continue
         values = value if isinstance(value, tuple | list) else (value,)
         if any(isinstance(item, torch.Tensor) for item in values):
-            return True
-    return False
+            return True, freed
+    return False, freed

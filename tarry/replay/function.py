@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten  # private; checked on torch 2.11 and 2.13
 
 from tarry import events
 from tarry.native import C
-from tarry.replay.environment import PLAIN, Environment, default_devices
+from tarry.replay.contents import PLAIN
+from tarry.replay.environment import Environment, default_devices
 from tarry.replay.evidence import Evidence
 from tarry.replay.proof import Witness
 from tarry.replay.reasons import NotReplayableError
@@ -39,6 +41,12 @@ def is_inside() -> bool:
     return getattr(_thread, "depth", 0) > 0
 
 
+def _is_transformed() -> bool:
+    """Whether a transform of torch.func, or forward-mode differentiation, is going on: what its tensors carry along is
+    not for a replay to see. Private names; checked on torch 2.11 and 2.13."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
 class _Arguments:
     """The arguments of a call, and what they were like before it."""
 
@@ -46,9 +54,18 @@ class _Arguments:
         self.leaves = leaves
         self._tree = tree
         self._guard = C.ArgumentGuard(leaves)
+        self._views = list(map(_view, leaves))
 
     def are_like(self, tree: TreeSpec | int, leaves: list[Any]) -> bool:
         return bool(tree == self._tree and self._guard.failing(leaves) == -1)
+
+    def check_unchanged(self, tree: TreeSpec | int, leaves: list[Any]) -> None:
+        """Raise NotReplayableError if the call has changed them, but for what is in the tensors."""
+        if tree != self._tree or any(a is not b for a, b in zip(leaves, self.leaves, strict=True)):
+            raise NotReplayableError("it changes a list or a dict that is an argument. Return what it adds")
+        for k, (leaf, before) in enumerate(zip(leaves, self._views, strict=True)):
+            if _view(leaf) != before:
+                raise NotReplayableError(f"it changes the shape, the strides or requires_grad of argument {k}")
 
     def without_tensors(self) -> _Arguments:
         """Let go of the tensors. All else has to stay: the guard only looks at it."""
@@ -82,6 +99,12 @@ class _Entry:
                 case _:
                     found.append(result.value)
         return found[0] if evidence.result_tree.is_leaf() else tree_unflatten(found, evidence.result_tree)
+
+
+def _view(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided:
+        return None
+    return leaf.shape, leaf.stride(), leaf.storage_offset(), leaf.requires_grad
 
 
 def _describe(leaf: Any) -> str:
@@ -149,7 +172,7 @@ class StepFunction(Generic[P, T]):
         return self._name
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        if is_inside():
+        if is_inside() or _is_transformed():
             return self._function(*args, **kwargs)
         tree, leaves = _flatten(args, kwargs)
         with self._lock:
@@ -160,7 +183,10 @@ class StepFunction(Generic[P, T]):
                 if made is not None:
                     result: T = entry.results(made, leaves)
                     return result
-        return self._record(entry, alike, _Arguments(tree, leaves), lambda: self._function(*args, **kwargs))
+        arguments = _Arguments(tree, leaves)
+        return self._record(
+            entry, alike, arguments, lambda: self._function(*args, **kwargs), lambda: _flatten(args, kwargs)
+        )
 
     # ---- replaying
 
@@ -206,7 +232,12 @@ class StepFunction(Generic[P, T]):
     # ---- recording
 
     def _record(
-        self, entry: _Entry | None, alike: list[_Entry], arguments: _Arguments, call: Callable[[], T]
+        self,
+        entry: _Entry | None,
+        alike: list[_Entry],
+        arguments: _Arguments,
+        call: Callable[[], T],
+        flattened: Callable[[], tuple[TreeSpec | int, list[Any]]],
     ) -> T:
         self.recorded += 1
         if self._reason == _NOT_CALLED:
@@ -215,7 +246,7 @@ class StepFunction(Generic[P, T]):
             self._pause = max(self._pause - 1, 0)
             return self._call_only(call)
         try:
-            return self._watch(entry, alike, arguments, call)
+            return self._watch(entry, alike, arguments, call, flattened)
         finally:
             _watching.release()
 
@@ -225,10 +256,20 @@ class StepFunction(Generic[P, T]):
         self._runtime.sync_all("end of a compiled function")
         return result
 
-    def _watch(self, entry: _Entry | None, alike: list[_Entry], arguments: _Arguments, call: Callable[[], T]) -> T:
+    def _watch(
+        self,
+        entry: _Entry | None,
+        alike: list[_Entry],
+        arguments: _Arguments,
+        call: Callable[[], T],
+        flattened: Callable[[], tuple[TreeSpec | int, list[Any]]],
+    ) -> T:
         self._runtime.sync_all("before a compiled function")
         try:
             environment = Environment(self._function, arguments.leaves)
+        except NotReplayableError as reason:
+            self._nothing_proved(str(reason))
+            return self._call_only(call)
         except Exception as error:  # objects of the user's may do anything when they are looked at
             self._nothing_proved(f"its surroundings cannot be looked at: {type(error).__name__}: {error}")
             return self._call_only(call)
@@ -242,6 +283,7 @@ class StepFunction(Generic[P, T]):
             raise
         with self._lock:
             try:
+                arguments.check_unchanged(*flattened())
                 found = _Entry(arguments.without_tensors(), environment, witness.judge(result), generation)
             except NotReplayableError as reason:
                 self._forget(entry)

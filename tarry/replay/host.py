@@ -14,7 +14,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tarry.native import C
-from tarry.replay.environment import PLAIN, is_foreign
+from tarry.replay.code import is_foreign
+from tarry.replay.contents import PLAIN
 from tarry.replay.reasons import NotReplayableError, where
 
 _READS = {

@@ -17,7 +17,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten  # private; checked on to
 
 from tarry.native import C
 from tarry.replay.autograd import graph_is_alive
-from tarry.replay.environment import PLAIN, Environment
+from tarry.replay.contents import PLAIN
+from tarry.replay.environment import Environment
 from tarry.replay.evidence import Evidence, Made, Number, Place, Result
 from tarry.replay.host import HostWatch
 from tarry.replay.reasons import NotReplayableError, where
@@ -139,6 +140,11 @@ class Witness:
             raise NotReplayableError(f"it changes its surroundings: {self._environment.explain(changed)}")
         if _host_rng() != self._host_rng:
             raise NotReplayableError("it draws random numbers on the host. Draw them on device 'tarry'")
+        generator = self._environment.drawn_from()
+        if generator is not None:
+            raise NotReplayableError(
+                f"it draws random numbers on the host, from {generator}. Draw them on device 'tarry'"
+            )
         if not self._snapshots:
             raise NotReplayableError("it records nothing")
         if len(self._snapshots) != 1:
@@ -157,6 +163,10 @@ class Witness:
             if isinstance(leaf, torch.Tensor):
                 if leaf.grad_fn is not None:
                     raise NotReplayableError(f"argument {k} has a grad_fn: a backward pass would leave the function")
+                if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
+                    raise NotReplayableError(f"argument {k} is a {type(leaf).__name__}, which has a say in operators")
+                if leaf.__dict__:
+                    raise NotReplayableError(f"argument {k} is a tensor with attributes: {', '.join(leaf.__dict__)}")
                 serial = C.storage_serial(leaf)
                 if serial:
                     self._arguments.setdefault(serial, k)
@@ -272,6 +282,8 @@ class Witness:
                 "it returns a tensor that backward() can still be called on, and a replay has no graph for that. "
                 "Return it detached: .detach()"
             )
+        if type(tensor) is not torch.Tensor:
+            raise NotReplayableError(f"it returns a {type(tensor).__name__}, and a replay makes plain tensors")
         if tensor.is_conj() or tensor.is_neg():
             raise NotReplayableError("it returns a conjugated or negated view. Call .resolve_conj() on it")
         serial = C.storage_serial(tensor)

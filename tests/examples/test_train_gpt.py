@@ -202,3 +202,29 @@ def test_the_script_runs_by_itself_and_resumes(device: str, tmp_path: Path) -> N
     second = subprocess.run([*command, "20", "--resume"], capture_output=True, text=True, check=True)
     assert "step    20" in second.stdout
     assert "step    10" not in second.stdout
+
+
+def test_a_run_can_be_resumed_on_another_device(tmp_path: Path) -> None:
+    settings = changed(SMALL, steps=2, workers=0)
+    train_gpt.train(settings, lambda *_: None, save=tmp_path / "run.pt")
+    resumed = train_gpt.train(changed(settings, device="cpu", steps=3), lambda *_: None, resume=tmp_path / "run.pt")
+    assert resumed.step == 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"validate_every": 0}, "validate_every is 0"),
+        ({"heads": 3}, "cannot be divided among 3 heads"),
+        ({"context": 2}, "context is 2"),
+    ],
+)
+def test_settings_that_cannot_be(wrong: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        changed(SMALL, **wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"batch": 100_000}, {"context": 100_000}])
+def test_a_text_that_is_too_short(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="take a longer text"):
+        train_gpt.train(changed(SMALL, **wrong), lambda *_: None)

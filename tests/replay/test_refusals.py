@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import itertools
+import queue
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -74,8 +78,7 @@ def copies_a_host_tensor_over_a_literal(x: Tensor) -> Tensor:
 
 
 def makes_another_each_time(x: Tensor) -> Tensor:
-    KEPT.__dict__["steps"] = KEPT.__dict__.get("steps", 0) + 1  # not seen by the guards
-    return x + torch.tensor([1.0, 2.0, KEPT.__dict__["steps"]], device="tarry")
+    return x + torch.tensor([1.0, 2.0, time.perf_counter() % 1], device="tarry")  # which no guard can see
 
 
 def reads_the_host(x: Tensor) -> Tensor:
@@ -101,13 +104,54 @@ def counts(x: Tensor) -> Tensor:
     return x * 2
 
 
-def uses_the_count(x: Tensor) -> Tensor:
-    KEPT.__dict__["steps"] = KEPT.__dict__.get("steps", 0) + 1  # not seen by the guards
-    return x * KEPT.__dict__["steps"]
+RANDOM = random.Random(0)
+NUMPY_RANDOM = np.random.default_rng(0)
+NUMBERS = itertools.cycle([2.0])
+QUEUE: queue.Queue[float] = queue.Queue()
+LINES = io.StringIO("2\n" * 100)
+
+
+def _numbers() -> Iterator[float]:
+    while True:
+        yield 2.0
+
+
+GENERATED = _numbers()
+
+
+def decides_by_a_generators_chance(x: Tensor) -> Tensor:
+    return x * 2 if RANDOM.random() < 2 else x
+
+
+def decides_by_numpys_generator(x: Tensor) -> Tensor:
+    return x * 2 if NUMPY_RANDOM.random() < 2 else x
+
+
+def takes_the_next(x: Tensor) -> Tensor:
+    return x * next(NUMBERS)
+
+
+def takes_from_a_generator(x: Tensor) -> Tensor:
+    for number in GENERATED:
+        return x * number
+    return x
+
+
+def takes_from_a_queue(x: Tensor) -> Tensor:
+    QUEUE.put(2.0)
+    return x * QUEUE.get()
+
+
+def reads_a_file(x: Tensor) -> Tensor:
+    return x * float(LINES.readline())
+
+
+def uses_the_time(x: Tensor) -> Tensor:
+    return x * time.perf_counter()  # which no guard can see
 
 
 def keeps_a_tensor(x: Tensor) -> Tensor:
-    setattr(KEPT, "val" + "ue", x * 2)
+    KEPT.__setattr__("value", x * 2)  # which no guard can see
     return x * 3
 
 
@@ -188,7 +232,13 @@ CASES: dict[Callable[..., Any], str] = {
     changes_the_host: "changes HOST, a tensor on the host",
     copies_into_an_existing_tensor: "copies a host tensor into an existing one at .*test_refusals.py",
     counts: "changes its surroundings: KEPT.count",
-    uses_the_count: "a number of aten::mul.* at .*test_refusals.py.* was",
+    decides_by_a_generators_chance: "draws random numbers on the host, from RANDOM",
+    decides_by_numpys_generator: "draws random numbers on the host, from NUMPY_RANDOM",
+    takes_the_next: "can take from NUMBERS, a cycle",
+    takes_from_a_generator: "can take from GENERATED, a generator",
+    takes_from_a_queue: "can take from QUEUE, a Queue",
+    reads_a_file: "can take from LINES, a StringIO",
+    uses_the_time: "a number of aten::mul.* at .*test_refusals.py.* was",
     keeps_a_tensor: "made at .*test_refusals.py:.* is kept when the call is over",
     adds_a_closure: "adds a step closure",
     cuts: "computed in 2 parts",
