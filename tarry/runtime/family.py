@@ -7,16 +7,15 @@ from collections.abc import Callable
 from tarry.backends.base import Backend, Batch, Policy, Step
 from tarry.ir.sizes import Symbols
 from tarry.runtime.compiles import Compiles
+from tarry.runtime.computations import MAX_RANGES, is_family_stored
 from tarry.runtime.policy import NEVER, GraphStep
 from tarry.runtime.symbolic import SizedRecording, SymbolicStep
 from tarry.runtime.varying import Family
 
 PATIENCE = 32
 """How often steps of a family run on the reference path before one is compiled in the background: a short text is
-generated, and the last batch of an epoch computed, before a compiler could have been of use."""
-
-MAX_RANGES = 3
-"""Programs of one family for different ranges of sizes. After that many, sizes outside them are compiled one by one."""
+generated, and the last batch of an epoch computed, before a compiler could have been of use. None, if another process
+has compiled it before."""
 
 
 class FamilyStep(GraphStep):
@@ -66,6 +65,8 @@ class FamilyStep(GraphStep):
         return lambda: self._compiles.sized_step(self._backend, recording, self._another, background=background)
 
     def _comes_again(self) -> bool:
+        if self._runs == PATIENCE and is_family_stored(self._backend, self._family.outline.key):
+            self._runs = 0  # its program is only to be loaded
         self._runs -= 1
         return self._runs < 0
 

@@ -22,6 +22,7 @@ from tarry.passes.lowerings import lowerings_for
 from tarry.passes.pipeline import run
 from tarry.passes.specialize import specialize
 from tarry.passes.split import split
+from tarry.runtime.computations import Sizes
 from tarry.runtime.program import CompiledProgram
 
 MAX_VARIANTS = 8
@@ -37,7 +38,12 @@ class Runnable(Protocol):
 
 
 Variant: TypeAlias = "tuple[_NumberGuard, Runnable]"
-Make: TypeAlias = Callable[[Graph], Computation]
+
+
+class Make(Protocol):
+    """Has the backend compile a graph, or knows better (`computations.Maker`). `sizes`: of one whose sizes vary."""
+
+    def __call__(self, graph: Graph, sizes: Sizes | None = None) -> Computation: ...
 
 
 class Recording:
@@ -55,10 +61,15 @@ class Recording:
         """The graph as it was recorded."""
         return from_raw(self._raw)
 
+    @cached_property
+    def lines(self) -> tuple[str, str] | None:
+        """The lines of the program from which and to which it was recorded, if they are known."""
+        lines = [f"{node['file']}:{node['line']}" for node in self._raw["nodes"] if node["file"]]
+        return (lines[0], lines[-1]) if lines else None
+
     def describe(self) -> str:
         """A step, by its size and the lines of the program that it spans."""
-        lines = [f"{node['file']}:{node['line']}" for node in self._raw["nodes"] if node["file"]]
-        where = f", recorded from {lines[0]} to {lines[-1]}" if lines else ""
+        where = f", recorded from {self.lines[0]} to {self.lines[1]}" if self.lines else ""
         return f"a step of {self.num_operations} operators{where}"
 
 

@@ -11,7 +11,7 @@ from tarry.ir.graph import Graph
 from tarry.ir.sizes import Symbols
 from tarry.passes.generalize import generalize
 from tarry.passes.pipeline import run
-from tarry.runtime.computations import checked
+from tarry.runtime.computations import Sizes
 from tarry.runtime.program import CompiledProgram
 from tarry.runtime.steps import Another, CompiledStep, InterpretedStep, Make, Recording, Variant, unsupported_message
 from tarry.runtime.varying import Family, exemplary
@@ -27,8 +27,10 @@ class SizedRecording(Recording):
         super().__init__(batch)
         assert family.template is not None
         self.template = family.template
+        self.outline: tuple[int, int] = family.outline.key
         self.varied_numbers = frozenset(family.varied_numbers())
         self.why = family.describe(self._raw, symbols)
+        self.symbols = symbols
         self.exemplars = exemplary(self.template, symbols, EXEMPLARS)
         self.raws = [batch.raw(self.template.integers(each)) for each in self.exemplars]
 
@@ -41,6 +43,7 @@ class SymbolicStep(CompiledStep):
     ) -> None:
         self._template = recording.template
         self._exemplars = recording.exemplars
+        self._sizes = Sizes(recording.exemplars[0], recording.symbols)
         try:
             self._graphs = [run(from_raw(raw), backend.stage) for raw in recording.raws]
         except Exception as error:  # the template was a wrong guess: there is no such step at other sizes
@@ -62,7 +65,7 @@ class SymbolicStep(CompiledStep):
         return True
 
     def compile(self, numbers: Sequence[PythonNumber], make: Make) -> Variant:
-        """As for fixed sizes. Compiled here: such programs are neither stored nor made by another process."""
+        """As for fixed sizes."""
         backend = self._backend
         refusals = self._refusals()
         fixed = {index: numbers[index] for index in refusals if index not in self._sized}
@@ -76,19 +79,16 @@ class SymbolicStep(CompiledStep):
             raise Unsupported(None, str(error)) from error
         program: CompiledProgram | InterpretedStep
         try:
-            program = self._program(graph)
+            program = self._program(graph, make)
         except Unsupported as error:
             if not self._variants:
                 raise
             program = InterpretedStep(unsupported_message(backend, error))
         return self._guarded(fixed, {index: refusals[index] for index in fixed}, program)
 
-    def _program(self, graph: Graph) -> CompiledProgram:
+    def _program(self, graph: Graph, make: Make) -> CompiledProgram:
         backend = self._backend
         unknown = next((node for node in graph.nodes if not backend.supports(node)), None)
         if unknown is not None:
             raise Unsupported(unknown, "a step with symbolic sizes is compiled as a whole or not at all")
-        symbols = self._exemplars[0]
-        return CompiledProgram(
-            backend, graph, lambda whole: checked(backend, whole, backend.compile_symbolic(whole, symbols)), self._guard
-        )
+        return CompiledProgram(backend, graph, lambda whole: make(whole, self._sizes), self._guard)

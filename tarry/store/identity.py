@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tarry.ir.graph import Graph, Number, map_leaves
+from tarry.ir.sizes import without_values
 from tarry.ir.text import to_text
 
 _ZEROS: dict[type, int | float | complex] = {bool: False, int: 0, float: 0.0, complex: 0j}
@@ -30,6 +31,18 @@ class Identity:
 def identify(graph: Graph, backend: str, fingerprint: str) -> Identity:
     """The identity of the program that a backend makes of a graph here."""
     return Identity("\n".join((canonical_text(graph), backend, fingerprint, _versions())))
+
+
+def identify_range(graph: Graph, backend: str, fingerprint: str, number: int) -> Identity:
+    """The same for a graph whose sizes vary. There may be several programs, each right for a range of sizes; the sizes
+    at which the graph was written down are no part of it."""
+    text = canonical_text(without_values(graph))
+    return Identity("\n".join((text, f"range {number}", backend, fingerprint, _versions())))
+
+
+def identify_note(subject: str, backend: str, fingerprint: str) -> Identity:
+    """The identity of something that was noted about programs of a backend."""
+    return Identity(f"{subject}\n{backend}\n{fingerprint}\n{_versions()}")
 
 
 def canonical_text(graph: Graph) -> str:
