@@ -12,6 +12,7 @@ from tarry.config import config
 from tarry.errors import BackendError, Unsupported
 from tarry.ir.graph import Graph
 from tarry.ir.sizes import Symbols
+from tarry.runtime.background import breathe
 from tarry.runtime.remote import CannotError, CompileProcess
 from tarry.store import Identity, Store, identify, identify_note, identify_range
 
@@ -31,15 +32,20 @@ def current_store() -> Store | None:
     return _stores[place]
 
 
+def may_be_stored(backend: Backend) -> bool:
+    """Whether programs of the backend are looked for on disk."""
+    return config.store and is_portable(backend)
+
+
 def is_family_stored(backend: Backend, outline: tuple[int, int]) -> bool:
     """Whether a program was stored for steps of this outline whose sizes vary. It takes no graph to find that out."""
-    store = current_store() if is_portable(backend) else None
+    store = current_store() if may_be_stored(backend) else None
     return store is not None and store.has(_note(backend, outline))
 
 
 def note_family(backend: Backend, outline: tuple[int, int]) -> None:
     """There is such a program now."""
-    store = current_store() if is_portable(backend) else None
+    store = current_store() if may_be_stored(backend) else None
     if store is not None and not store.has(note := _note(backend, outline)):
         store.put(note, b"")
 
@@ -97,7 +103,9 @@ class Maker:
     ) -> tuple[Computation | None, Identity | None]:
         """The stored program, or where to keep the one that has to be compiled, if there is room for it."""
         for identity in self._identities(graph, sizes):
+            breathe()
             found = self._stored(store, identity, graph)
+            breathe()
             if found is None:
                 return None, identity
             if sizes is None or found.accepts is None or found.accepts(sizes.wanted):

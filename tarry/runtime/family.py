@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from tarry.backends.base import Backend, Batch, Policy, Step
 from tarry.ir.sizes import Symbols
+from tarry.runtime.background import Job
 from tarry.runtime.compiles import Compiles
-from tarry.runtime.computations import MAX_RANGES, is_family_stored
+from tarry.runtime.computations import MAX_RANGES, is_family_stored, may_be_stored
 from tarry.runtime.policy import NEVER, GraphStep
 from tarry.runtime.symbolic import SizedRecording, SymbolicStep
 from tarry.runtime.varying import Family
@@ -30,6 +31,9 @@ class FamilyStep(GraphStep):
         self._family = family
         self._otherwise = otherwise
         self._runs = PATIENCE
+        self._stored: Job[bool] | None = None
+        if may_be_stored(backend) and compiles.policy(backend) == "background":
+            self._stored = compiles.submit(lambda: is_family_stored(backend, family.outline.key))
         self._symbols: Symbols = ()
         self._ranges: list[SymbolicStep] = []
         self._attempts = 0
@@ -65,9 +69,11 @@ class FamilyStep(GraphStep):
         return lambda: self._compiles.sized_step(self._backend, recording, self._another, background=background)
 
     def _comes_again(self) -> bool:
-        if self._runs == PATIENCE and is_family_stored(self._backend, self._family.outline.key):
-            self._runs = 0  # its program is only to be loaded
         self._runs -= 1
+        if self._stored is not None and self._stored.done:
+            if self._stored.result:
+                self._runs = -1  # its program is only to be loaded
+            self._stored = None
         return self._runs < 0
 
     def _take(self, step: Step) -> Step:

@@ -22,6 +22,7 @@ from tarry.passes.lowerings import lowerings_for
 from tarry.passes.pipeline import run
 from tarry.passes.specialize import specialize
 from tarry.passes.split import split
+from tarry.runtime.background import breathe
 from tarry.runtime.computations import Sizes
 from tarry.runtime.program import CompiledProgram
 
@@ -83,7 +84,9 @@ class CompiledStep:
         self, backend: Backend, recording: Recording, make: Make, guard: Callable[[], object], another: Another
     ) -> None:
         """`another` is asked what to run for a batch with numbers that no program was compiled for."""
-        self._set_up(backend, run(recording.recorded, backend.stage), guard, another)
+        graph = recording.recorded
+        breathe()
+        self._set_up(backend, run(graph, backend.stage, between=breathe), guard, another)
         self._positions = recording.positions
         self.add(self.compile(recording.numbers, make))
 
@@ -149,9 +152,11 @@ class CompiledStep:
         refusals = self._refusals()
         constants = {index: numbers[index] for index in refusals}
         graph = self._ready(self._graph, constants)
+        breathe()
         program: Runnable
         try:
             parts = split(graph, *self._positions) if config.run_ahead and backend.runs_ahead(graph) else None
+            breathe()
             program = CompiledProgram(backend, graph, make, self._guard, parts)
         except Unsupported as error:
             if not self._variants:
@@ -167,6 +172,7 @@ class CompiledStep:
         """The graph as the backend is given it, with these numbers as constants."""
         backend = self._backend
         graph = specialize(graph, constants)
+        breathe()
         if self._lowerings:
             graph = decompose(graph, self._lowerings, lambda node: node.op not in self._lowerings)
         graph = decompose(graph, self._decompositions, backend.supports)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tarry.backends.base import Backend, Batch, PythonNumber
 from tarry.errors import IRError, Unsupported
@@ -11,6 +12,7 @@ from tarry.ir.graph import Graph
 from tarry.ir.sizes import Symbols
 from tarry.passes.generalize import generalize
 from tarry.passes.pipeline import run
+from tarry.runtime.background import breathe
 from tarry.runtime.computations import Sizes
 from tarry.runtime.program import CompiledProgram
 from tarry.runtime.steps import Another, CompiledStep, InterpretedStep, Make, Recording, Variant, unsupported_message
@@ -45,7 +47,7 @@ class SymbolicStep(CompiledStep):
         self._exemplars = recording.exemplars
         self._sizes = Sizes(recording.exemplars[0], recording.symbols)
         try:
-            self._graphs = [run(from_raw(raw), backend.stage) for raw in recording.raws]
+            self._graphs = [self._at(raw, backend.stage) for raw in recording.raws]
         except Exception as error:  # the template was a wrong guess: there is no such step at other sizes
             raise Unsupported(None, f"there is no such step at other sizes: {error}") from error
         columns = zip(*(graph.numbers for graph in self._graphs), strict=True)
@@ -53,6 +55,13 @@ class SymbolicStep(CompiledStep):
         self._set_up(backend, self._graphs[0], guard, another)
         self._varied |= recording.varied_numbers
         self.add(self.compile(recording.numbers, make))
+
+    @staticmethod
+    def _at(raw: dict[str, Any], stage: str) -> Graph:
+        """The graph at the sizes of an exemplar."""
+        graph = from_raw(raw)
+        breathe()
+        return run(graph, stage, between=breathe)
 
     def run_at(self, batch: Batch, symbols: Symbols) -> bool:
         """Compute a batch, given the values of the symbols. False: the program is not right for those values."""
@@ -75,6 +84,7 @@ class SymbolicStep(CompiledStep):
                 for graph in self._graphs
             ]
             graph = generalize(ready, self._exemplars, self._template.polynomials)
+            breathe()
         except IRError as error:
             raise Unsupported(None, str(error)) from error
         program: CompiledProgram | InterpretedStep
