@@ -48,8 +48,11 @@ class FamilyStep(GraphStep):
         policy = self._compiles.policy(self._backend)
         if policy == "never":
             NEVER(batch)
-        elif not any(step.run_at(batch, symbols) for step in self._ranges):
-            self._outside(batch, symbols, policy)
+            return
+        for step in self._ranges:
+            if step.run_at(batch, symbols):
+                return
+        self._outside(batch, symbols, policy)
 
     def _outside(self, batch: Batch, symbols: Symbols, policy: Policy) -> None:
         """Compute a batch of sizes that no program is right for yet."""

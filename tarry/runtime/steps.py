@@ -214,12 +214,16 @@ class _NumberGuard:
         plain = [index for index, value in constants.items() if _plain(value)]
         self._pick = itemgetter(*plain) if plain else None
         self._expected = self._pick(constants) if self._pick else None
-        self._special = [(index, typed(value)) for index, value in constants.items() if not _plain(value)]
+        self._special = [(index, type(v), repr(v)) for index, v in constants.items() if not _plain(v)]
 
     def accepts(self, numbers: Sequence[PythonNumber]) -> bool:
         if self._pick is not None and self._pick(numbers) != self._expected:
             return False
-        return not self._special or all(typed(numbers[index]) == value for index, value in self._special)
+        for index, kind, text in self._special:  # as `typed` compares them
+            number = numbers[index]
+            if type(number) is not kind or repr(number) != text:
+                return False
+        return True
 
     def changed(self, numbers: Sequence[PythonNumber]) -> list[int]:
         return [index for index, value in self._constants.items() if typed(numbers[index]) != typed(value)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from tarry.backends.base import Backend, Batch, PythonNumber
@@ -22,6 +24,19 @@ EXEMPLARS = 4
 """How often a step goes through the passes at different sizes. Two determine most polynomials; the others check."""
 
 
+@contextmanager
+def collecting_nothing() -> Iterator[None]:
+    """A block in which many objects are made that will be needed: the collector of garbage would look at all of them, and
+    at all that there is besides, again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class SizedRecording(Recording):
     """What compiling for all sizes needs of a batch: how it would have been recorded at some of them."""
 
@@ -34,7 +49,8 @@ class SizedRecording(Recording):
         self.why = family.describe(self._raw, symbols)
         self.symbols = symbols
         self.exemplars = exemplary(self.template, symbols, EXEMPLARS)
-        self.raws = [batch.raw(self.template.integers(each)) for each in self.exemplars]
+        with collecting_nothing():
+            self.raws = [batch.raw(self.template.integers(each)) for each in self.exemplars]
 
 
 class SymbolicStep(CompiledStep):
@@ -68,9 +84,14 @@ class SymbolicStep(CompiledStep):
         numbers = batch.numbers()
         found = self.find(numbers)
         program = self._ask_for_another(self, batch, numbers) if found is None else found
-        if isinstance(program, CompiledProgram) and not program.accepts(symbols):
+        if not isinstance(program, CompiledProgram):
+            program.run(batch, numbers)
+        elif not program.accepts(symbols):
             return False
-        program.run(batch, [*numbers, *symbols])
+        elif program.is_native:
+            program.run_native(batch, symbols)
+        else:
+            program.run(batch, [*numbers, *symbols])
         return True
 
     def compile(self, numbers: Sequence[PythonNumber], make: Make) -> Variant:
