@@ -26,8 +26,8 @@ EXEMPLARS = 4
 
 @contextmanager
 def collecting_nothing() -> Iterator[None]:
-    """A block in which many objects are made that will be needed: the collector of garbage would look at all of them, and
-    at all that there is besides, again and again."""
+    """A block in which many objects are made that will be needed: the collector of garbage would look at all of them,
+    and at all that there is besides, again and again."""
     enabled = gc.isenabled()
     gc.disable()
     try:
