@@ -50,10 +50,10 @@ def generate(pipe: Connection, model: str, peer: Peer, new: int, warm: int) -> N
         seconds: dict[str, float] = {}
         compiles: dict[str, int] = {}
         for phase in PHASES:
-            if phase == "later":
-                peer.ready()
             times = []
             for _ in range(warm if phase == "later" else 1):
+                if phase == "later":
+                    peer.ready()
                 begin = time.perf_counter()
                 tokens = build(prompt, new).tolist()
                 times.append(time.perf_counter() - begin)

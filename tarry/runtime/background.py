@@ -15,7 +15,7 @@ from tarry.runtime.dispatch import compiling
 from tarry.runtime.remote import StoppedError
 
 T = TypeVar("T")
-IDLENESS = 6.0
+IDLENESS = 10.0
 """For how long a job leaves the interpreter alone, in terms of the time for which it has had it. The program's thread
 gives the interpreter away at each call of an operator, and gets it back only when the other thread lets go of it."""
 MAX_PAUSE = 0.1

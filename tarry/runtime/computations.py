@@ -32,26 +32,22 @@ def current_store() -> Store | None:
     return _stores[place]
 
 
-def may_be_stored(backend: Backend) -> bool:
-    """Whether programs of the backend are looked for on disk."""
-    return config.store and is_portable(backend)
-
-
 def is_family_stored(backend: Backend, outline: tuple[int, int]) -> bool:
-    """Whether a program was stored for steps of this outline whose sizes vary. It takes no graph to find that out."""
-    store = current_store() if may_be_stored(backend) else None
+    """Whether a program was stored for steps of this outline whose sizes vary, perhaps of another version or for
+    another machine. It takes no graph to find that out."""
+    store = current_store() if is_portable(backend) else None
     return store is not None and store.has(_note(backend, outline))
 
 
 def note_family(backend: Backend, outline: tuple[int, int]) -> None:
     """There is such a program now."""
-    store = current_store() if may_be_stored(backend) else None
+    store = current_store() if is_portable(backend) else None
     if store is not None and not store.has(note := _note(backend, outline)):
         store.put(note, b"")
 
 
 def _note(backend: Backend, outline: tuple[int, int]) -> Identity:
-    return identify_note(f"steps of outline {outline}", backend.name, backend.fingerprint())
+    return identify_note(f"steps of outline {outline}", backend.name)
 
 
 def is_portable(backend: Backend) -> bool:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter
 
 from tarry.backends.base import Backend, Batch, Policy, Step
 from tarry.ir.sizes import Symbols
-from tarry.runtime.background import Job
 from tarry.runtime.compiles import Compiles
-from tarry.runtime.computations import MAX_RANGES, is_family_stored, may_be_stored
+from tarry.runtime.computations import MAX_RANGES, is_family_stored
 from tarry.runtime.policy import NEVER, GraphStep
 from tarry.runtime.symbolic import SizedRecording, SymbolicStep
 from tarry.runtime.varying import Family
 
 PATIENCE = 32
 """How often steps of a family run on the reference path before one is compiled in the background: a short text is
-generated, and the last batch of an epoch computed, before a compiler could have been of use. None, if another process
-has compiled it before."""
+generated, and the last batch of an epoch computed, before a compiler could have been of use."""
+
+WORTH_LOADING = 0.01
+"""Seconds for which steps of a family run on the reference path before a program is loaded that another process has
+compiled. Loading takes less than compiling, but more than a few tokens of a tiny model."""
 
 
 class FamilyStep(GraphStep):
@@ -31,9 +34,8 @@ class FamilyStep(GraphStep):
         self._family = family
         self._otherwise = otherwise
         self._runs = PATIENCE
-        self._stored: Job[bool] | None = None
-        if may_be_stored(backend) and compiles.policy(backend) == "background":
-            self._stored = compiles.submit(lambda: is_family_stored(backend, family.outline.key))
+        self._seconds = 0.0  # on the reference path
+        self._looked = False  # whether there is a stored program
         self._symbols: Symbols = ()
         self._ranges: list[SymbolicStep] = []
         self._attempts = 0
@@ -63,7 +65,9 @@ class FamilyStep(GraphStep):
                 if step.run_at(batch, symbols):
                     return
             elif step is not self._refusal:
+                start = perf_counter()
                 step(batch)
+                self._seconds += perf_counter() - start
                 return
         self._otherwise(batch)(batch)
 
@@ -73,10 +77,10 @@ class FamilyStep(GraphStep):
 
     def _comes_again(self) -> bool:
         self._runs -= 1
-        if self._stored is not None and self._stored.done:
-            if self._stored.result:
-                self._runs = -1  # its program is only to be loaded
-            self._stored = None
+        if not self._looked and self._seconds > WORTH_LOADING:
+            self._looked = True
+            if is_family_stored(self._backend, self._family.outline.key):
+                self._runs = -1
         return self._runs < 0
 
     def _take(self, step: Step) -> Step:

@@ -41,9 +41,10 @@ def identify_range(graph: Graph, backend: str, fingerprint: str, number: int) ->
     return Identity("\n".join((text, f"range {number}", backend, fingerprint, _versions())))
 
 
-def identify_note(subject: str, backend: str, fingerprint: str) -> Identity:
-    """The identity of something that was noted about programs of a backend."""
-    return Identity(f"{subject}\n{backend}\n{fingerprint}\n{_versions()}")
+def identify_note(subject: str, backend: str) -> Identity:
+    """The identity of a note: that there is likely to be a program of this kind. It is found without a graph, and
+    without looking at the machine; what it says has to be checked."""
+    return Identity(f"a note\n{subject}\n{backend}")
 
 
 def canonical_text(graph: Graph) -> str:

@@ -55,8 +55,9 @@ def test_another_process_compiles_for_all_sizes(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("policy", ["wait", "background"])
-def test_the_next_process_compiles_nothing(policy: Policy, programs: Path) -> None:
+def test_the_next_process_compiles_nothing(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     """And need not wait until it has seen many sizes: that there is a program is noted."""
+    monkeypatch.setattr(family, "WORTH_LOADING", 0.0)
     first = _run([4, 5, *range(6, 45)] if policy == "background" else [4, 5, 6], policy)
     assert first["compile"] == (1 if policy == "background" else 2)
     second = _run([4, *range(8, 20)], policy)
@@ -65,6 +66,14 @@ def test_the_next_process_compiles_nothing(policy: Policy, programs: Path) -> No
     assert second["store_miss"] == second["store_corrupt"] == 0
     assert second["reference"] <= 5
     assert second["cache_hit"] >= 8
+
+
+def test_a_program_is_not_loaded_for_less_than_it_is_worth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(family, "WORTH_LOADING", 0.0)
+    assert _run([4, 5, *range(6, 45)], "background")["compile"] == 1
+    monkeypatch.setattr(family, "WORTH_LOADING", 1000.0)
+    again = _run(range(4, 20), "background")
+    assert (again["store_hit"], again["compile"], again["reference"]) == (0, 0, 16)
 
 
 def test_what_was_assumed_of_sizes_is_stored_with_the_program() -> None:

@@ -69,7 +69,7 @@ def test_the_sizes_at_hand_make_no_difference_to_a_program_for_all_sizes() -> No
 
 
 def test_a_note_is_no_program() -> None:
-    notes = {identify_note(subject, "inductor", "cpu") for subject in ("a", "b")}
+    notes = {identify_note(subject, "inductor") for subject in ("a", "b")}
     assert len(notes | {identify(parse(GRAPH), "inductor", "cpu")}) == 3
 
 
