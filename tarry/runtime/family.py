@@ -17,9 +17,9 @@ PATIENCE = 32
 """How often steps of a family run on the reference path before one is compiled in the background: a short text is
 generated, and the last batch of an epoch computed, before a compiler could have been of use."""
 
-WORTH_LOADING = 0.01
-"""Seconds for which steps of a family run on the reference path before a program is loaded that another process has
-compiled. Loading takes less than compiling, but more than a few tokens of a tiny model."""
+SECONDS = 0.05
+"""And for how long. To note a step at several sizes, and to load its program, takes the program's own thread some
+milliseconds, which a few tokens of a tiny model are not worth. For a program that is stored, nothing else counts."""
 
 
 class FamilyStep(GraphStep):
@@ -35,7 +35,7 @@ class FamilyStep(GraphStep):
         self._otherwise = otherwise
         self._runs = PATIENCE
         self._seconds = 0.0  # on the reference path
-        self._looked = False  # whether there is a stored program
+        self._looked = self._stored = False  # whether there is a stored program
         self._symbols: Symbols = ()
         self._ranges: list[SymbolicStep] = []
         self._attempts = 0
@@ -77,11 +77,12 @@ class FamilyStep(GraphStep):
 
     def _comes_again(self) -> bool:
         self._runs -= 1
-        if not self._looked and self._seconds > WORTH_LOADING:
+        if self._seconds < SECONDS:
+            return False
+        if not self._looked:
             self._looked = True
-            if is_family_stored(self._backend, self._family.outline.key):
-                self._runs = -1
-        return self._runs < 0
+            self._stored = is_family_stored(self._backend, self._family.outline.key)
+        return self._stored or self._runs < 0
 
     def _take(self, step: Step) -> Step:
         self._attempts += 1

@@ -45,6 +45,7 @@ def _run(sizes: range | list[int], policy: Policy, backend: SizedPortable | None
 
 def test_another_process_compiles_for_all_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(family, "PATIENCE", 2)
+    monkeypatch.setattr(family, "SECONDS", 0.0)
     backend = SizedPortable(diary=tmp_path / "diary")
     kinds = _run(range(4, 12), "background", backend)
     assert kinds["compile"] == 1
@@ -57,7 +58,7 @@ def test_another_process_compiles_for_all_sizes(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("policy", ["wait", "background"])
 def test_the_next_process_compiles_nothing(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     """And need not wait until it has seen many sizes: that there is a program is noted."""
-    monkeypatch.setattr(family, "WORTH_LOADING", 0.0)
+    monkeypatch.setattr(family, "SECONDS", 0.0)
     first = _run([4, 5, *range(6, 45)] if policy == "background" else [4, 5, 6], policy)
     assert first["compile"] == (1 if policy == "background" else 2)
     second = _run([4, *range(8, 20)], policy)
@@ -69,9 +70,9 @@ def test_the_next_process_compiles_nothing(policy: Policy, monkeypatch: pytest.M
 
 
 def test_a_program_is_not_loaded_for_less_than_it_is_worth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(family, "WORTH_LOADING", 0.0)
+    monkeypatch.setattr(family, "SECONDS", 0.0)
     assert _run([4, 5, *range(6, 45)], "background")["compile"] == 1
-    monkeypatch.setattr(family, "WORTH_LOADING", 1000.0)
+    monkeypatch.setattr(family, "SECONDS", 1000.0)
     again = _run(range(4, 20), "background")
     assert (again["store_hit"], again["compile"], again["reference"]) == (0, 0, 16)
 
