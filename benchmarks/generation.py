@@ -3,8 +3,8 @@
     python -m benchmarks generation                  # the table
     python -m benchmarks generation --json out.json  # and every sample
 
-`cold` is the first generation of a process, `again` the same once more in the same process, `later` one after that,
-when whatever is compiled in the background has been waited for.
+`cold` is the first generation of a process, `again` the same once more in the same process, `later` one after some
+more, when whatever was compiled in the background has been waited for.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ import torch
 
 from benchmarks._peers import Eager, Peer, Tarry
 from benchmarks._report import medians, ratio, show, write_json
-from benchmarks.generators import BATCH, GENERATORS, PROMPT, VOCABULARY
+from benchmarks.generators import BATCH, GENERATORS, PROMPT
+from benchmarks.sizes import VOCABULARY
 
 PHASES = ("cold", "again", "later")
+WARM_UP = 20
+"""Generations before the last phase: tiny models take that many until a compiled program is worth having."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,9 @@ def generate(pipe: Connection, model: str, peer: Peer, new: int, warm: int) -> N
         seconds: dict[str, float] = {}
         compiles: dict[str, int] = {}
         for phase in PHASES:
+            for _ in range(WARM_UP if phase == "later" else 0):
+                build(prompt, new).tolist()
+                peer.ready()
             times = []
             for _ in range(warm if phase == "later" else 1):
                 begin = time.perf_counter()

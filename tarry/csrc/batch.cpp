@@ -136,6 +136,26 @@ size_t Batch::operations() const {
   return static_cast<size_t>(std::count_if(order.begin(), order.end(), [](const NodePtr& node) { return !is_input(*node); }));
 }
 
+size_t Batch::leaves() const {
+  return order.size() - operations();
+}
+
+Hash128 Batch::place() const {
+  std::vector<std::pair<const Operator*, uint32_t>> found;
+  for (const NodePtr& node : order) {
+    if (!is_input(*node)) {
+      found.emplace_back(node->op, node->site);
+    }
+  }
+  std::sort(found.begin(), found.end());
+  found.erase(std::unique(found.begin(), found.end()), found.end());
+  Hash128 hash;
+  for (const auto& [op, site] : found) {
+    hash = mix(mix(hash, reinterpret_cast<uint64_t>(op)), site);
+  }
+  return hash;
+}
+
 at::Tensor clone_exactly(const at::Tensor& tensor) {
   at::Tensor copy = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options());
   copy.copy_(tensor);

@@ -31,6 +31,9 @@ struct Batch {
   std::vector<int32_t> replaces; // per root: the slot of the leaf whose buffer the root's storage had, or -1
 
   size_t operations() const; // nodes that are not inputs
+  size_t leaves() const; // nodes that are
+  // The place in the program: which operators were recorded at which lines, however often. Not the same in every process.
+  Hash128 place() const;
   // The tensors of the leaves, in order, as aliases: a tensor that Python has seen keeps a reference to itself, and its buffer
   // could never be known to be unshared again. Inputs in `update` (positions) are to be written: they get a buffer of their
   // own if anybody else can see theirs.

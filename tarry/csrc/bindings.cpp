@@ -115,6 +115,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   py::class_<Batch>(m, "Batch")
       .def_property_readonly("key", [](const Batch& batch) { return key_of(batch.key); })
       .def_property_readonly("num_operations", &Batch::operations)
+      .def_property_readonly("num_inputs", &Batch::leaves)
+      .def("place", [](const Batch& batch) { return key_of(batch.place()); })
       .def_property_readonly("num_outputs", [](const Batch& batch) { return batch.roots.size(); })
       .def_property_readonly("device", [](const Batch& batch) { return static_cast<int>(batch.state->index); })
       .def(

@@ -36,7 +36,8 @@ class Writer {
   }
 
   void node(const Node& node) {
-    tag(reinterpret_cast<uint64_t>(node.op));
+    outline_.tags.push_back(reinterpret_cast<uint64_t>(node.op));
+    outline_.key = mix(outline_.key, node.op->hash); // by name: an address is another one in each process
     tag(static_cast<uint64_t>(node.region));
     const auto& declared = node.op->handle.schema().arguments();
     for (size_t i = 0; i < node.op->arguments.size(); ++i) {
@@ -157,6 +158,8 @@ class Writer {
 
 Outline::Outline(const Batch& batch) {
   Writer writer(*this);
+  tags.reserve(24 * batch.order.size());
+  integers.reserve(12 * batch.order.size());
   for (const NodePtr& node : batch.order) {
     writer.tag(is_input(*node) ? 1 : 2);
     if (is_input(*node)) {

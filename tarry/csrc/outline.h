@@ -17,7 +17,7 @@ namespace tarry {
 struct Outline {
   explicit Outline(const Batch& batch);
 
-  Hash128 key; // of the tags; not the same in every process
+  Hash128 key; // of the tags; the same in every process
   std::vector<uint64_t> tags;
   std::vector<int64_t> integers; // first those of the inputs: sizes, strides, offset of each
   std::vector<uint32_t> ranks; // of the inputs

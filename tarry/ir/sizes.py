@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -49,12 +50,28 @@ class Polynomial:
     def __mul__(self, other: Polynomial) -> Polynomial:
         return _sum((a * b, tuple(sorted((*x, *y)))) for a, x in self.terms for b, y in other.terms)
 
+    @staticmethod
+    def parse(text: str) -> Polynomial:
+        """The polynomial that is written so: the inverse of `str`."""
+        terms = []
+        for sign, factor, product in _TERM.findall(f"+ {text}"):
+            value = int(factor.removesuffix("*") or 1)
+            symbols = tuple(int(name[1:]) for name in product.split("*") if name)
+            terms.append((-value if sign == "-" else value, symbols))
+        parsed = Polynomial(tuple(terms))
+        if str(parsed) != text:
+            raise ValueError(f"{text!r} is no sum of products")
+        return parsed
+
     def __str__(self) -> str:
         parts = []
         for factor, product in self.terms:
             names = [f"s{symbol}" for symbol in product]
             parts.append("*".join(names if factor == 1 and names else [str(factor), *names]))
         return " + ".join(parts).replace("+ -", "- ") or "0"
+
+
+_TERM = re.compile(r"([+-]) ?(-?\d+(?:\*|(?![\d*]))|)((?:s\d+\*?)*)")
 
 
 def _sum(terms: Iterator[tuple[int, tuple[int, ...]]] | Sequence[tuple[int, tuple[int, ...]]]) -> Polynomial:
@@ -78,9 +95,17 @@ class Size(int):
 
 def at(graph: Graph, symbols: Sequence[int]) -> Graph:
     """The graph at some values of its symbols: the same with plain integers."""
+    return _with_sizes(graph, lambda size: size.polynomial.at(symbols))
 
+
+def without_values(graph: Graph) -> Graph:
+    """The graph for all sizes, without a trace of those that it was made at."""
+    return _with_sizes(graph, lambda size: Size(0, size.polynomial))
+
+
+def _with_sizes(graph: Graph, change: Callable[[Size], int]) -> Graph:
     def integer(leaf: Any) -> Any:
-        return leaf.polynomial.at(symbols) if isinstance(leaf, Size) else leaf
+        return change(leaf) if isinstance(leaf, Size) else leaf
 
     values: dict[int, Value] = {}
 

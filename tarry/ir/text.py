@@ -6,7 +6,8 @@
 
 One node a line. `%n` is a value; its type stands where it is defined, with strides in braces only where they are not
 the contiguous ones: `f32[4, 8]{1, 4}`. `$n` is a number input with its recorded value; `wrapped(2.0)` and `seed(7)`
-name the kinds that are not plain numbers. `_` is an output that does not exist. `-> %0` after an output says which
+name the kinds that are not plain numbers. `<s0 + 1 = 12>` is an integer that varies (ir/sizes.py), here 12; a type with
+such sizes has its strides written out. `_` is an output that does not exist. `-> %0` after an output says which
 input's storage it takes over. Keyword-only arguments are named, and left out where they are None by default. In
 brackets after a call: the seed of an operator that takes no generator, `kept`, the region.
 """
@@ -25,6 +26,7 @@ from tarry.ir.dtypes import DTYPE_NAMES, DTYPES
 from tarry.ir.graph import HERE, Graph, Node, Number, NumberKind, Site, Value
 from tarry.ir.layout import TensorType, contiguous_strides
 from tarry.ir.operators import operator
+from tarry.ir.sizes import Polynomial, Size
 
 _LAYOUTS = {"strided": torch.strided, "sparse_coo": torch.sparse_coo, "sparse_csr": torch.sparse_csr}
 _FORMATS = {
@@ -54,10 +56,15 @@ _NUMBER_TYPES: dict[type, torch.dtype] = {
 
 def type_text(type_: TensorType) -> str:
     """`f32[8, 8]`, with `{strides}` if they are not the contiguous ones."""
-    text = f"{DTYPE_NAMES[type_.dtype]}[{', '.join(map(str, type_.sizes))}]"
-    if type_.strides != contiguous_strides(type_.sizes):
-        text += f"{{{', '.join(map(str, type_.strides))}}}"
+    text = f"{DTYPE_NAMES[type_.dtype]}[{', '.join(map(_integer_text, type_.sizes))}]"
+    varies = any(isinstance(size, Size) for size in (*type_.sizes, *type_.strides))
+    if varies or type_.strides != contiguous_strides(type_.sizes):
+        text += f"{{{', '.join(map(_integer_text, type_.strides))}}}"
     return text
+
+
+def _integer_text(number: int) -> str:
+    return f"<{number.polynomial} = {int(number)}>" if isinstance(number, Size) else str(number)
 
 
 def arg_text(arg: Any) -> str:
@@ -73,6 +80,8 @@ def arg_text(arg: Any) -> str:
         return f"${arg.index}={arg.kind}({value})"
     if isinstance(arg, tuple):
         return f"[{', '.join(map(arg_text, arg))}]"
+    if isinstance(arg, Size):
+        return _integer_text(arg)
     if isinstance(arg, complex):
         return f"complex({arg.real!r}, {arg.imag!r})"
     if isinstance(arg, torch.dtype):
@@ -138,7 +147,7 @@ def _numbers_in(arg: Any) -> list[Number]:
 # --- parsing ---------------------------------------------------------------------------------------------------------
 
 _TOKEN = re.compile(
-    r"\s*(?:(?P<value>%\d+)|(?P<number>\$\d+)"
+    r"\s*(?:(?P<value>%\d+)|(?P<number>\$\d+)|(?P<size><[^>]*>)"
     r"|(?P<float>-?\d+\.\d*(?:e[+-]?\d+)?|-?\d+e[+-]?\d+|-inf)|(?P<int>-?\d+)"
     r'|(?P<string>"(?:[^"\\]|\\.)*")|(?P<word>[A-Za-z_][\w:.]*)|(?P<arrow>->)|(?P<sign>[\[\](){}:=,]))'
 )
@@ -238,11 +247,21 @@ class _Parser:
         if name not in DTYPES:
             raise line.fail("a dtype before this")
         line.take("sign", "[")
-        sizes = line.items("]", lambda: int(line.take("int")))
+        sizes = line.items("]", lambda: self.integer(line))
         strides = contiguous_strides(sizes)
         if line.accept("{"):
-            strides = line.items("}", lambda: int(line.take("int")))
+            strides = line.items("}", lambda: self.integer(line))
         return TensorType(DTYPES[name], sizes, strides)
+
+    def integer(self, line: _Line) -> int:
+        return self.size(line) if line.peek()[0] == "size" else int(line.take("int"))
+
+    def size(self, line: _Line) -> Size:
+        polynomial, _, value = line.take("size")[1:-1].rpartition(" = ")
+        try:
+            return Size(int(value), Polynomial.parse(polynomial))
+        except ValueError as error:
+            raise line.fail(f"a size that makes sense ({error}) before this") from None
 
     def output(self, line: _Line) -> Value | None:
         return None if line.accept("_") else self.define(line)
@@ -324,6 +343,8 @@ class _Parser:
 
     def constant(self, line: _Line) -> Any:
         kind, text = line.peek()
+        if kind == "size":
+            return self.size(line)
         line.take()
         if kind == "int":
             return int(text)

@@ -66,9 +66,15 @@ class Stages:
         return self["optimized"]
 
 
-def run_pipeline(graph: Graph, pipeline: Pipeline = DEFAULT, *, check: bool | None = None) -> Stages:
+def run_pipeline(
+    graph: Graph,
+    pipeline: Pipeline = DEFAULT,
+    *,
+    check: bool | None = None,
+    between: Callable[[], None] = lambda: None,
+) -> Stages:
     """Run the passes on a recorded graph and keep the result of each. `check` verifies the graph before the first and
-    after every pass; by default only if the environment has TARRY_VERIFY=1."""
+    after every pass; by default only if the environment has TARRY_VERIFY=1. `between` is called after each."""
     if check is None:
         check = os.environ.get("TARRY_VERIFY", "") == "1"
     if check:
@@ -80,10 +86,18 @@ def run_pipeline(graph: Graph, pipeline: Pipeline = DEFAULT, *, check: bool | No
             verify(graph, step.holds)
             _check_signature(graphs["recorded"], graph, step.name)
         graphs[step.name] = graph
+        between()
     return Stages(graphs)
 
 
-def run(graph: Graph, stage: str = "optimized", pipeline: Pipeline = DEFAULT, *, check: bool | None = None) -> Graph:
+def run(
+    graph: Graph,
+    stage: str = "optimized",
+    pipeline: Pipeline = DEFAULT,
+    *,
+    check: bool | None = None,
+    between: Callable[[], None] = lambda: None,
+) -> Graph:
     """A recorded graph at one stage; passes after that stage are not run."""
     names = [step.name for step in pipeline.passes]
     if stage == "recorded":
@@ -94,7 +108,8 @@ def run(graph: Graph, stage: str = "optimized", pipeline: Pipeline = DEFAULT, *,
         wanted = names.index(stage) + 1
     else:
         raise ValueError(f"no stage {stage!r}; there are {', '.join(('recorded', *names, 'optimized'))}")
-    return run_pipeline(graph, Pipeline(pipeline.name, pipeline.passes[:wanted]), check=check).optimized
+    passes = Pipeline(pipeline.name, pipeline.passes[:wanted])
+    return run_pipeline(graph, passes, check=check, between=between).optimized
 
 
 def _check_signature(before: Graph, after: Graph, name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,12 +15,41 @@ from tarry.runtime.dispatch import compiling
 from tarry.runtime.remote import StoppedError
 
 T = TypeVar("T")
+IDLENESS = 10.0
+"""For how long a job leaves the interpreter alone, in terms of the time for which it has had it. The program's thread
+gives the interpreter away at each call of an operator, and gets it back only when the other thread lets go of it."""
+MAX_PAUSE = 0.1
 MAX_WAITING = 64
 """Jobs that may wait. A program that makes graphs faster than they can be compiled is not helped by more."""
 
 
 class _Stop(BaseException):
     """The process ends, or the backend is gone: nobody wants the program that is being made."""
+
+
+_working = threading.local()
+_waiters = 0  # threads that wait for a job: there is no point in being polite to them
+
+
+def breathe() -> None:
+    """Between two pieces of a job, on its thread: let the program have the interpreter for a while. A job that works
+    without a break would stop the program for as long as it takes."""
+    since = getattr(_working, "since", None)
+    if since is None:
+        return
+    if not _waiters:
+        time.sleep(min(MAX_PAUSE, IDLENESS * (time.thread_time() - since)))
+    _working.since = time.thread_time()
+
+
+class _Waiting:
+    def __enter__(self) -> None:
+        global _waiters
+        _waiters += 1
+
+    def __exit__(self, *exc_info: object) -> None:
+        global _waiters
+        _waiters -= 1
 
 
 class Job(Generic[T]):
@@ -41,7 +71,8 @@ class Job(Generic[T]):
         return isinstance(self.error, _Stop | StoppedError)
 
     def wait(self) -> None:
-        self._finished.wait()
+        with _Waiting():
+            self._finished.wait()
 
     def run(self) -> None:
         work, self._work = self._work, None
@@ -86,7 +117,7 @@ class Background:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until nothing is left to do; False if that took longer."""
-        with self._changed:
+        with _Waiting(), self._changed:
             return self._changed.wait_for(lambda: not self._waiting and self._running is None, timeout)
 
     @property
@@ -134,6 +165,7 @@ class Background:
     def _work(self, job: Job[object]) -> None:
         with suppress(_Stop):  # it may come late
             try:
+                _working.since = time.thread_time()
                 with compiling():
                     job.run()
             finally:

@@ -13,7 +13,7 @@ from tarry.backends.base import Backend, Batch, Policy, Step
 from tarry.config import config
 from tarry.errors import BackendError, Unsupported
 from tarry.runtime.background import Background, Job
-from tarry.runtime.computations import Maker
+from tarry.runtime.computations import Maker, note_family
 from tarry.runtime.dispatch import profiled
 from tarry.runtime.forbid import RecompileGuard
 from tarry.runtime.remote import CompileProcess, StoppedError
@@ -21,14 +21,13 @@ from tarry.runtime.steps import (
     Another,
     CompiledStep,
     InterpretedStep,
-    Make,
     Recording,
     ReferenceStep,
     Variant,
     unsupported_message,
 )
 from tarry.runtime.symbolic import SizedRecording, SymbolicStep
-from tarry.runtime.why import KnownGraphs, say
+from tarry.runtime.why import KnownGraphs, reasons
 
 T = TypeVar("T")
 log = logging.getLogger("tarry")
@@ -87,7 +86,7 @@ class Compiles:
             self._known.remember(recording.recorded)
             return reason
 
-        def work(make: Make) -> Step:
+        def work(make: Maker) -> Step:
             try:
                 return CompiledStep(backend, recording, make, self._guard, another)
             except Unsupported as error:
@@ -98,7 +97,7 @@ class Compiles:
     def sized_step(self, backend: Backend, recording: SizedRecording, another: Another, *, background: bool) -> Step:
         """The step of a recording for all its sizes, if the backend can make one."""
 
-        def work(make: Make) -> Step:
+        def work(make: Maker) -> Step:
             try:
                 step = SymbolicStep(backend, recording, make, self._guard, another)
             except Unsupported as error:
@@ -111,17 +110,19 @@ class Compiles:
                 message = f"compiling for all sizes failed: {type(error).__name__}: {error}"
                 log.warning("tarry: %s; each size is compiled by itself", message)
                 return ReferenceStep(message)
-            say(f"{recording.why}: once more, for any such size")
+            if make.compiled:
+                _say(f"{recording.why}: once more, for any such size", recording)
+            note_family(backend, recording.outline)
             return step
 
-        return self._make(backend, recording, lambda: recording.why, work, background)
+        return self._make(backend, recording, lambda: recording.why, work, background, announce=False)
 
     def variant(
         self, backend: Backend, step: CompiledStep, recording: Recording, reason: str, *, background: bool
     ) -> Variant:
         """Another program for a step some of whose constants have changed."""
 
-        def work(make: Make) -> Variant:
+        def work(make: Maker) -> Variant:
             return step.compile(recording.numbers, make)
 
         return self._make(backend, recording, lambda: reason, work, background)
@@ -131,14 +132,17 @@ class Compiles:
         backend: Backend,
         recording: Recording,
         why: Callable[[], str],
-        work: Callable[[Make], T],
+        work: Callable[[Maker], T],
         background: bool,
+        announce: bool = True,
     ) -> T:
+        """`announce`: say why before anything is compiled; else it is said by `work`, when it has come to something."""
         start = perf_counter()
         with profiled("tarry::compile"):
             try:
                 reason = why()
-                make = Maker(backend, self._process if background else None, lambda: say(reason))
+                on_compile = (lambda: _say(reason, recording)) if announce else (lambda: None)
+                make = Maker(backend, self._process if background else None, on_compile)
                 made = work(make)
             except StoppedError:
                 raise  # nobody is there to be told
@@ -169,6 +173,10 @@ class Compiles:
     def crowded(self) -> bool:
         """Whether so much waits to be compiled that more had better not."""
         return self._background.crowded
+
+
+def _say(reason: str, recording: Recording) -> None:
+    reasons.say(reason, recording.lines, recording.num_operations)
 
 
 def _failure(backend: Backend, recording: Recording, error: Exception) -> BackendError:

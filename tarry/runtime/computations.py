@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 
 from tarry import events
@@ -10,8 +11,13 @@ from tarry.backends.base import Backend, Computation, Run
 from tarry.config import config
 from tarry.errors import BackendError, Unsupported
 from tarry.ir.graph import Graph
+from tarry.ir.sizes import Symbols
+from tarry.runtime.background import breathe
 from tarry.runtime.remote import CannotError, CompileProcess
-from tarry.store import Identity, Store, identify
+from tarry.store import Identity, Store, identify, identify_note, identify_range
+
+MAX_RANGES = 3
+"""Programs of one graph for different ranges of sizes. After that many, sizes outside them are compiled one by one."""
 
 _stores: dict[tuple[str, int], Store] = {}
 
@@ -24,6 +30,38 @@ def current_store() -> Store | None:
     if place not in _stores:
         _stores[place] = Store(config.cache_dir / "programs", config.max_stored_bytes)
     return _stores[place]
+
+
+def is_family_stored(backend: Backend, outline: tuple[int, int]) -> bool:
+    """Whether a program was stored for steps of this outline whose sizes vary, perhaps of another version or for
+    another machine. It takes no graph to find that out."""
+    store = current_store() if is_portable(backend) else None
+    return store is not None and store.has(_note(backend, outline))
+
+
+def note_family(backend: Backend, outline: tuple[int, int]) -> None:
+    """There is such a program now."""
+    store = current_store() if is_portable(backend) else None
+    if store is not None and not store.has(note := _note(backend, outline)):
+        store.put(note, b"")
+
+
+def _note(backend: Backend, outline: tuple[int, int]) -> Identity:
+    return identify_note(f"steps of outline {outline}", backend.name)
+
+
+def is_portable(backend: Backend) -> bool:
+    """Whether the backend's programs can leave the process."""
+    return type(backend).load is not Backend.load
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a graph whose sizes vary: the values of the symbols that it is written down at, and those that its program is
+    wanted for."""
+
+    exemplary: Symbols
+    wanted: Symbols
 
 
 class Maker:
@@ -39,36 +77,49 @@ class Maker:
         self.compiled = 0
         self.loaded = 0
 
-    def __call__(self, graph: Graph) -> Computation:
-        store = current_store() if self._portable else None
-        identity = identify(graph, self._backend.name, self._fingerprint) if store is not None else None
-        found = self._stored(store, identity, graph)
+    def __call__(self, graph: Graph, sizes: Sizes | None = None) -> Computation:
+        store = current_store() if is_portable(self._backend) else None
+        found, free = (None, None) if store is None else self._look_up(store, graph, sizes)
         if found is not None:
             self.loaded += 1
             return found
         if not self.compiled:
             self._on_compile()
         self.compiled += 1
-        remote = self._compile_elsewhere(graph)
-        made = self._compile_here(graph) if remote is None else self._loaded(graph, remote)
-        if store is not None and identity is not None:
+        remote = self._compile_elsewhere(graph, sizes)
+        made = self._compile_here(graph, sizes) if remote is None else self._loaded(graph, remote)
+        if store is not None and free is not None:
             artifact = self._artifact(made) if remote is None else remote
             if artifact is not None:
-                store.put(identity, artifact)
+                store.put(free, artifact)
         return made
 
-    @cached_property
-    def _portable(self) -> bool:
-        """Whether the backend's programs can leave the process."""
-        return type(self._backend).load is not Backend.load
+    def _look_up(
+        self, store: Store, graph: Graph, sizes: Sizes | None
+    ) -> tuple[Computation | None, Identity | None]:
+        """The stored program, or where to keep the one that has to be compiled, if there is room for it."""
+        for identity in self._identities(graph, sizes):
+            breathe()
+            found = self._stored(store, identity, graph)
+            breathe()
+            if found is None:
+                return None, identity
+            if sizes is None or found.accepts is None or found.accepts(sizes.wanted):
+                return found, None
+        return None, None
+
+    def _identities(self, graph: Graph, sizes: Sizes | None) -> Iterator[Identity]:
+        name, fingerprint = self._backend.name, self._fingerprint
+        if sizes is None:
+            yield identify(graph, name, fingerprint)
+        else:
+            yield from (identify_range(graph, name, fingerprint, number) for number in range(MAX_RANGES))
 
     @cached_property
     def _fingerprint(self) -> str:
         return self._backend.fingerprint()
 
-    def _stored(self, store: Store | None, identity: Identity | None, graph: Graph) -> Computation | None:
-        if store is None or identity is None:
-            return None
+    def _stored(self, store: Store, identity: Identity, graph: Graph) -> Computation | None:
         data = store.get(identity)
         if data is None:
             return None
@@ -81,17 +132,19 @@ class Maker:
     def _loaded(self, graph: Graph, data: bytes) -> Computation:
         return checked(self._backend, graph, self._backend.load(graph, data))
 
-    def _compile_elsewhere(self, graph: Graph) -> bytes | None:
-        if self._process is None or not self._portable:
+    def _compile_elsewhere(self, graph: Graph, sizes: Sizes | None) -> bytes | None:
+        if self._process is None or not is_portable(self._backend):
             return None
         try:
-            return self._process.compile(self._backend, graph)
+            return self._process.compile(self._backend, graph, None if sizes is None else sizes.exemplary)
         except CannotError as error:
             events.emit("compile_here", backend=self._backend.name, reason=str(error))
             return None
 
-    def _compile_here(self, graph: Graph) -> Computation:
-        return checked(self._backend, graph, self._backend.compile(graph))
+    def _compile_here(self, graph: Graph, sizes: Sizes | None) -> Computation:
+        backend = self._backend
+        made = backend.compile(graph) if sizes is None else backend.compile_symbolic(graph, sizes.exemplary)
+        return checked(backend, graph, made)
 
     def _artifact(self, made: Computation) -> bytes | None:
         """The program as bytes. One that cannot be stored is as good as any in this process."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter
 
 from tarry.backends.base import Backend, Batch, Policy, Step
 from tarry.ir.sizes import Symbols
 from tarry.runtime.compiles import Compiles
+from tarry.runtime.computations import MAX_RANGES, is_family_stored
 from tarry.runtime.policy import NEVER, GraphStep
 from tarry.runtime.symbolic import SizedRecording, SymbolicStep
 from tarry.runtime.varying import Family
@@ -15,8 +17,9 @@ PATIENCE = 32
 """How often steps of a family run on the reference path before one is compiled in the background: a short text is
 generated, and the last batch of an epoch computed, before a compiler could have been of use."""
 
-MAX_RANGES = 3
-"""Programs of one family for different ranges of sizes. After that many, sizes outside them are compiled one by one."""
+SECONDS = 0.05
+"""And for how long. To note a step at several sizes, and to load its program, takes the program's own thread some
+milliseconds, which a few tokens of a tiny model are not worth. For a program that is stored, nothing else counts."""
 
 
 class FamilyStep(GraphStep):
@@ -31,6 +34,8 @@ class FamilyStep(GraphStep):
         self._family = family
         self._otherwise = otherwise
         self._runs = PATIENCE
+        self._seconds = 0.0  # on the reference path
+        self._looked = self._stored = False  # whether there is a stored program
         self._symbols: Symbols = ()
         self._ranges: list[SymbolicStep] = []
         self._attempts = 0
@@ -45,8 +50,11 @@ class FamilyStep(GraphStep):
         policy = self._compiles.policy(self._backend)
         if policy == "never":
             NEVER(batch)
-        elif not any(step.run_at(batch, symbols) for step in self._ranges):
-            self._outside(batch, symbols, policy)
+            return
+        for step in self._ranges:
+            if step.run_at(batch, symbols):
+                return
+        self._outside(batch, symbols, policy)
 
     def _outside(self, batch: Batch, symbols: Symbols, policy: Policy) -> None:
         """Compute a batch of sizes that no program is right for yet."""
@@ -57,7 +65,9 @@ class FamilyStep(GraphStep):
                 if step.run_at(batch, symbols):
                     return
             elif step is not self._refusal:
+                start = perf_counter()
                 step(batch)
+                self._seconds += perf_counter() - start
                 return
         self._otherwise(batch)(batch)
 
@@ -67,7 +77,12 @@ class FamilyStep(GraphStep):
 
     def _comes_again(self) -> bool:
         self._runs -= 1
-        return self._runs < 0
+        if self._seconds < SECONDS:
+            return False
+        if not self._looked:
+            self._looked = True
+            self._stored = is_family_stored(self._backend, self._family.outline.key)
+        return self._stored or self._runs < 0
 
     def _take(self, step: Step) -> Step:
         self._attempts += 1

@@ -10,6 +10,7 @@ from tarry.backends.base import Backend, Batch, Policy, PythonNumber, Step
 from tarry.runtime.background import Job
 from tarry.runtime.compiles import Compiles
 from tarry.runtime.dispatch import apart
+from tarry.runtime.places import Places
 from tarry.runtime.steps import (
     MAX_VARIANTS,
     CompiledStep,
@@ -42,13 +43,15 @@ class GraphStep:
         backend: Backend,
         instead: Callable[[Batch], Step | None] = lambda batch: None,
         made: Callable[[], None] = lambda: None,
+        places: Places | None = None,
     ) -> None:
         """`instead` is asked before anything is compiled: there may be another step for it by now. `made` is told of a
-        program."""
+        program. `places` count what is compiled for graphs that differ in length."""
         self._compiles = compiles
         self._backend = backend
         self._instead = instead
         self._made = made
+        self._places = places or Places()
         self._step: Step | None = None
         self._job: Job[Step] | None = None
         self._seen = False
@@ -74,6 +77,10 @@ class GraphStep:
         """Compile, and wait for it."""
         step = self._instead(batch)
         if step is None:
+            crowded = self._places.crowded(batch)
+            if crowded is not None:
+                return crowded
+            self._places.compiled(batch)
             work = self._work(batch, background=False)
             step = apart(work)
         return self._take(step)
@@ -100,6 +107,10 @@ class GraphStep:
                 return _NEW
             if self._compiles.crowded:
                 return _CROWDED
+            crowded = self._places.crowded(batch)
+            if crowded is not None:
+                return crowded
+            self._places.compiled(batch)
             self._job = self._compiles.submit(self._work(batch, background=True))
             return _COMPILING
         if policy == "wait":

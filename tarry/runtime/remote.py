@@ -17,6 +17,7 @@ from typing import IO, Any
 from tarry.backends.base import Backend
 from tarry.errors import BackendError, Unsupported
 from tarry.ir.graph import Graph
+from tarry.ir.sizes import Symbols
 from tarry.ir.text import to_text
 from tarry.runtime.messages import receive, send
 from tarry.store import pack, unpack
@@ -51,13 +52,15 @@ class CompileProcess:
         self._stopped = False
         self._useless = ""  # why no worker can be started
 
-    def compile(self, backend: Backend, graph: Graph) -> bytes:
-        """The artifact of the program. Raises CannotError, StoppedError, or what the compiler raised."""
+    def compile(self, backend: Backend, graph: Graph, symbols: Symbols | None = None) -> bytes:
+        """The artifact of the program; of a graph whose sizes vary, `symbols` are those of the graph at hand. Raises
+        CannotError, StoppedError, or what the compiler raised."""
         recipe = backend.recipe()
         if recipe is None:
             raise CannotError(f"backend {backend.name!r} has no recipe")
         kind = type(backend)
-        request = pack({"class": f"{kind.__module__}:{kind.__qualname__}", "recipe": recipe}, [to_text(graph).encode()])
+        header = {"class": f"{kind.__module__}:{kind.__qualname__}", "recipe": recipe, "symbols": symbols}
+        request = pack(header, [to_text(graph).encode()])
         with self._lock:
             self._busy, self._stopped = True, False
         try:

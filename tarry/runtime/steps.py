@@ -22,6 +22,8 @@ from tarry.passes.lowerings import lowerings_for
 from tarry.passes.pipeline import run
 from tarry.passes.specialize import specialize
 from tarry.passes.split import split
+from tarry.runtime.background import breathe
+from tarry.runtime.computations import Sizes
 from tarry.runtime.program import CompiledProgram
 
 MAX_VARIANTS = 8
@@ -37,7 +39,12 @@ class Runnable(Protocol):
 
 
 Variant: TypeAlias = "tuple[_NumberGuard, Runnable]"
-Make: TypeAlias = Callable[[Graph], Computation]
+
+
+class Make(Protocol):
+    """Has the backend compile a graph, or knows better (`computations.Maker`). `sizes`: of one whose sizes vary."""
+
+    def __call__(self, graph: Graph, sizes: Sizes | None = None) -> Computation: ...
 
 
 class Recording:
@@ -55,10 +62,15 @@ class Recording:
         """The graph as it was recorded."""
         return from_raw(self._raw)
 
+    @cached_property
+    def lines(self) -> tuple[str, str] | None:
+        """The lines of the program from which and to which it was recorded, if they are known."""
+        lines = [f"{node['file']}:{node['line']}" for node in self._raw["nodes"] if node["file"]]
+        return (lines[0], lines[-1]) if lines else None
+
     def describe(self) -> str:
         """A step, by its size and the lines of the program that it spans."""
-        lines = [f"{node['file']}:{node['line']}" for node in self._raw["nodes"] if node["file"]]
-        where = f", recorded from {lines[0]} to {lines[-1]}" if lines else ""
+        where = f", recorded from {self.lines[0]} to {self.lines[1]}" if self.lines else ""
         return f"a step of {self.num_operations} operators{where}"
 
 
@@ -72,7 +84,9 @@ class CompiledStep:
         self, backend: Backend, recording: Recording, make: Make, guard: Callable[[], object], another: Another
     ) -> None:
         """`another` is asked what to run for a batch with numbers that no program was compiled for."""
-        self._set_up(backend, run(recording.recorded, backend.stage), guard, another)
+        graph = recording.recorded
+        breathe()
+        self._set_up(backend, run(graph, backend.stage, between=breathe), guard, another)
         self._positions = recording.positions
         self.add(self.compile(recording.numbers, make))
 
@@ -138,11 +152,13 @@ class CompiledStep:
         refusals = self._refusals()
         constants = {index: numbers[index] for index in refusals}
         graph = self._ready(self._graph, constants)
+        breathe()
         program: Runnable
         try:
             parts = None
             if config.run_ahead and backend.runs_ahead(graph):
                 parts = split(graph, *self._positions, little_late=torch.device(backend.device).type != "cpu")
+            breathe()
             program = CompiledProgram(backend, graph, make, self._guard, parts)
         except Unsupported as error:
             if not self._variants:
@@ -158,6 +174,7 @@ class CompiledStep:
         """The graph as the backend is given it, with these numbers as constants."""
         backend = self._backend
         graph = specialize(graph, constants)
+        breathe()
         if self._lowerings:
             graph = decompose(graph, self._lowerings, lambda node: node.op not in self._lowerings)
         graph = decompose(graph, self._decompositions, backend.supports)
@@ -199,12 +216,16 @@ class _NumberGuard:
         plain = [index for index, value in constants.items() if _plain(value)]
         self._pick = itemgetter(*plain) if plain else None
         self._expected = self._pick(constants) if self._pick else None
-        self._special = [(index, typed(value)) for index, value in constants.items() if not _plain(value)]
+        self._special = [(index, type(v), repr(v)) for index, v in constants.items() if not _plain(v)]
 
     def accepts(self, numbers: Sequence[PythonNumber]) -> bool:
         if self._pick is not None and self._pick(numbers) != self._expected:
             return False
-        return not self._special or all(typed(numbers[index]) == value for index, value in self._special)
+        for index, kind, text in self._special:  # as `typed` compares them
+            number = numbers[index]
+            if type(number) is not kind or repr(number) != text:
+                return False
+        return True
 
     def changed(self, numbers: Sequence[PythonNumber]) -> list[int]:
         return [index for index, value in self._constants.items() if typed(numbers[index]) != typed(value)]

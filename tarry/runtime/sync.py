@@ -28,6 +28,7 @@ from tarry.runtime.compiles import Compiles
 from tarry.runtime.data import evacuate, ordinal_of, read_stand_in
 from tarry.runtime.dispatch import PlainDispatch, profiled, refuse_apart
 from tarry.runtime.family import FamilyStep
+from tarry.runtime.places import Places
 from tarry.runtime.policy import GraphStep
 from tarry.runtime.steps import CompiledStep
 from tarry.runtime.varying import AnySizes, Families, Family
@@ -41,6 +42,7 @@ class Runtime:
         self._lock = threading.RLock()
         self._cache = ProgramCache()
         self._sizes = Families()
+        self._places = Places()
         self._closures = StepClosures()
         self._backend: Backend | None = None
         self._in_flight = False
@@ -100,6 +102,7 @@ class Runtime:
                 self._retire(old)
             self._cache.clear()
             self._sizes.clear()
+            self._places.clear()
             self.generation += 1
             self._native.forget_expectations()
             try:
@@ -281,7 +284,8 @@ class Runtime:
                 return family.crowded(batch)
             return covered
 
-        return GraphStep(self._compiles, backend, instead, family.count if family is not None else lambda: None)
+        made = family.count if family is not None else lambda: None
+        return GraphStep(self._compiles, backend, instead, made, self._places)
 
     def _sized_step(self, backend: Backend, batch: Any, family: Family) -> Step:
         """The step for a batch and others of its family."""

@@ -51,12 +51,14 @@ class AnySizes:
         self.step(batch)
 
 
-@dataclass(frozen=True)
 class StepAt:
     """A family's step at some values of its symbols."""
 
-    step: SizedStep
-    symbols: Symbols
+    __slots__ = ("step", "symbols")
+
+    def __init__(self, step: SizedStep, symbols: Symbols) -> None:
+        self.step = step
+        self.symbols = symbols
 
     @property
     def ready(self) -> bool:
@@ -65,7 +67,6 @@ class StepAt:
 
     def __call__(self, batch: Batch) -> None:
         self.step.run_at(batch, self.symbols)
-
 
 
 @dataclass(frozen=True)

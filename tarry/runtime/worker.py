@@ -42,7 +42,7 @@ def answer(request: bytes) -> bytes:
         return pack({"outcome": "cannot", "reason": str(error)})
     try:
         with compiling():
-            return _compile(backend, graph)
+            return _compile(backend, graph, header["symbols"])
     except Unsupported as error:
         return pack({"outcome": "unsupported", "reason": error.reason})
     except Exception as error:
@@ -50,8 +50,8 @@ def answer(request: bytes) -> bytes:
         return pack({"outcome": "failed", "reason": reason}, [traceback.format_exc().encode()])
 
 
-def _compile(backend: Backend, graph: Graph) -> bytes:
-    made = backend.compile(graph)
+def _compile(backend: Backend, graph: Graph, symbols: list[int] | None) -> bytes:
+    made = backend.compile(graph) if symbols is None else backend.compile_symbolic(graph, tuple(symbols))
     if not isinstance(made, Computation) or made.artifact is None:
         return pack({"outcome": "cannot", "reason": f"backend {backend.name!r} gave no artifact"})
     try:

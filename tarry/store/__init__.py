@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from tarry.store.blobs import CorruptError, pack, unpack
 from tarry.store.files import Store
-from tarry.store.identity import Identity, identify
+from tarry.store.identity import Identity, identify, identify_note, identify_range
 
-__all__ = ["CorruptError", "Identity", "Store", "identify", "pack", "unpack"]
+__all__ = ["CorruptError", "Identity", "Store", "identify", "identify_note", "identify_range", "pack", "unpack"]

@@ -52,6 +52,10 @@ class Store:
         events.emit("store_hit", key=identity.key, bytes=len(data))
         return bytes(program)
 
+    def has(self, identity: Identity) -> bool:
+        """Whether there is something of that identity, by its name alone."""
+        return self._path(identity).exists()
+
     def put(self, identity: Identity, program: bytes) -> None:
         """Keep a program. Failing to is no error: it is said once, and the program goes on."""
         data = pack({"format": 1}, (identity.text.encode(), program))

@@ -53,8 +53,41 @@ print(json.dumps({
 """
 
 
+GENERATE = """
+import json, sys
+import torch
+import tarry
+from tarry.runtime import family
+from tests.support.sized import generate
+
+family.SECONDS = 0.0  # a tiny model, which would not be worth it
+torch.set_num_threads(1)
+tarry.set_backend("inductor", compile="background")
+tokens = []
+for _ in range(3):
+    tokens.append(generate("tarry", 24))
+    assert tarry.wait_for_compiles()
+compiles = tarry.metrics.counters().get("compile", 0)
+tarry.metrics.reset()
+tokens.append(generate("tarry", 30))
+warm = tarry.metrics.counters()
+print(json.dumps({
+    "tokens": tokens,
+    "expected": [generate("cpu", n) for n in (24, 24, 24, 30)],
+    "compiles": compiles + warm.get("compile", 0),
+    "warm": warm,
+    "inductor": "torch._inductor.compile_fx" in sys.modules,
+}))
+"""
+
+
 def _train(cache: Path, policy: str, dropout: float = 0.0) -> Any:
-    """A training run in a process of its own, with the native part of ours."""
+    """A training run in a process of its own."""
+    return _run(cache, TRAIN, policy, str(dropout))
+
+
+def _run(cache: Path, script: str, *arguments: str) -> Any:
+    """A script in a process of its own, with the native part of ours."""
     cache.mkdir(exist_ok=True)
     for item in tarry.config.cache_dir.iterdir():
         if item.name != "programs" and not (cache / item.name).exists():
@@ -62,7 +95,7 @@ def _train(cache: Path, policy: str, dropout: float = 0.0) -> Any:
     environment = {**os.environ, "TARRY_CACHE_DIR": str(cache), "TARRY_STORE": "1"}
     environment.pop("TARRY_COMPILE", None)
     done = subprocess.run(
-        [sys.executable, "-c", TRAIN, policy, str(dropout)],
+        [sys.executable, "-c", script, *arguments],
         check=True,
         capture_output=True,
         text=True,
@@ -93,6 +126,19 @@ def test_a_second_process_compiles_nothing(tmp_path: Path, dropout: float) -> No
     if not dropout:
         assert not first["inductor"]  # the other process has it
         assert not second["inductor"]
+
+
+@needs_inductor
+@pytest.mark.slow
+def test_a_second_process_generates_with_what_the_first_has_compiled(tmp_path: Path) -> None:
+    first, second = (_run(tmp_path / "cache", GENERATE) for _ in range(2))
+    for each in (first, second):
+        assert each["tokens"] == each["expected"]
+        assert each["warm"]["cache_hit"] >= 28  # all but the prompt, and the first token after it
+    assert not first["inductor"]  # the other process has it
+    assert not second["inductor"]
+    assert first["compiles"] >= 1
+    assert second["compiles"] == 0
 
 
 def _compiled(y: torch.Tensor) -> tuple[Computation, Any, Any]:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import tarry
 from tarry.backends.base import Computation
 from tarry.backends.inductor import InductorBackend, why_not
+from tarry.backends.inductor.guards import Guards
 from tarry.backends.inductor.symbolic import SymbolicSizes
 from tarry.errors import Unsupported
 from tarry.events import record
@@ -110,6 +111,39 @@ def test_what_was_assumed_of_a_size_is_compared() -> None:
     accepts = sizes.guards()
     assert accepts((3, 4))
     assert not accepts((4, 3))
+
+
+def test_guards_are_text_that_is_checked() -> None:
+    guards = Guards(["s0 < s1", "(s0 + 1) // 2 <= 4096", "max(s0, s1) % 2 == 0"], 2)
+    again = Guards(guards.conditions, guards.symbols)
+    for values in ((3, 4), (4, 3), (9000, 9002), (3, 5)):
+        expected = values[0] < values[1] and (values[0] + 1) // 2 <= 4096 and max(values) % 2 == 0
+        assert guards(values) == again(values) == expected
+    assert Guards([], 1)((7,))
+
+
+@pytest.mark.slow
+@needs_inductor
+def test_a_program_as_bytes_keeps_its_guards(backend: OnlySymbolic) -> None:
+    for size in (8, 9):
+        x = torch.ones(size, 300).to("tarry")
+        tarry.mark_step()
+        (x.softmax(0) @ x.T).sum().item()
+    (graph,) = [graph for graph in backend.symbolic if any("softmax" in node.op for node in graph.nodes)]
+    made = InductorBackend().compile_symbolic(graph, (11,))
+    assert made.artifact is not None
+    again = InductorBackend().load(graph, made.artifact())
+    assert again.native is not None
+    assert isinstance(made.accepts, Guards)
+    assert isinstance(again.accepts, Guards)
+    assert again.accepts.conditions == made.accepts.conditions
+    for size in (2, 11, 40):
+        (value,) = graph.inputs
+        x = torch.rand(size, 300)
+        numbers = [number.value for number in graph.numbers] + [size]
+        assert again.accepts((size,))
+        assert value.type.sizes[1] == 300
+        torch.testing.assert_close(list(again.run([x], numbers)), list(made.run([x], numbers)))
 
 
 @needs_inductor

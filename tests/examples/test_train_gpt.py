@@ -158,10 +158,8 @@ def test_activations_are_recomputed_in_the_compiled_graph() -> None:
     assert gelus(recompute=True) == 2 * SMALL.layers
 
 
-def test_one_line_says_why_when_the_batch_size_changes(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(why, "_said", 0)  # a process says so a few times only
+def test_one_line_says_why_when_the_batch_size_changes(caplog: pytest.LogCaptureFixture) -> None:
+    why.reasons.forget()  # a process says so a few times only
     with caplog.at_level(logging.WARNING, "tarry"):
         Training(SMALL).steps(3)
         assert not caplog.messages, "a first graph needs no reason"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tarry.errors import IRError
 from tarry.ir import HERE, Graph, GraphBuilder, Number, Site, TensorType, from_raw, parse, to_text
 from tarry.ir.dtypes import DTYPE_NAMES
+from tarry.ir.sizes import Polynomial, Size
 from tarry.ir.text import type_text
 from tarry.passes import run_pipeline
 from tests.ir.strategies import draw_program, sizes
@@ -47,6 +48,44 @@ def test_everything_there_is_to_write() -> None:
     assert graph.nodes[4].seed == graph.numbers[6] == Number(6, "seed", torch.int64, 78)
     assert graph.numbers[4].value == 1 - 2j
     assert graph.replaces == (0, None, None)
+
+
+SIZED = """\
+graph(%0: f32[<s0 = 11>, 8]{8, 1}, %1: f32[2, <-1*s0 + 2*s0*s1 - 3 = 40>]{<s1 = 2>, 1}):
+  %2: f32[<s0 + 1 = 12>, 8]{8, 1} = aten::constant_pad_nd(%0, [0, 0, 0, 1], $0=0.0)
+  %3: f32[<8*s0 = 88>]{1} = aten::view(%0, [<8*s0 = 88>])
+  return %2, %3"""
+
+
+def test_integers_that_vary() -> None:
+    graph = parse(SIZED)
+    assert to_text(graph) == SIZED
+    size, stride = graph.inputs[1].type.sizes[1], graph.inputs[1].type.strides[0]
+    assert isinstance(size, Size)
+    assert isinstance(stride, Size)
+    assert (int(size), size.polynomial.at((5, 7))) == (40, -5 + 70 - 3)
+    assert stride.polynomial == Polynomial.symbol(1)
+    (length,) = graph.nodes[1].args[1]  # type: ignore[misc]
+    assert isinstance(length, Size)
+
+
+@pytest.mark.parametrize("wrong", ["<s0>", "<s0 + = 3>", "<8 s0 = 3>", "< = 3>", "<s0 = x>"])
+def test_integers_that_make_no_sense(wrong: str) -> None:
+    with pytest.raises(IRError, match="a size that makes sense"):
+        parse(SIZED.replace("<s0 = 11>", wrong))
+
+
+terms = st.dictionaries(
+    st.lists(st.integers(0, 3), max_size=3).map(lambda product: tuple(sorted(product))),
+    st.integers(-9, 9).filter(bool),
+    min_size=1,
+)
+
+
+@given(terms)
+def test_polynomials_as_text_and_back(terms: dict[tuple[int, ...], int]) -> None:
+    polynomial = Polynomial(tuple((factor, product) for product, factor in terms.items()))
+    assert Polynomial.parse(str(polynomial)) == polynomial
 
 
 def test_an_empty_graph() -> None:

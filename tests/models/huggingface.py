@@ -11,24 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks import sizes
+from benchmarks.sizes import VOCABULARY
 from tests.models.program import Builder, Optimizers, Program, adamw, sgd
 
-VOCABULARY = 64
 BATCH, LENGTH = 2, 12
 NEW_TOKENS = 8
 
-#: Names of the settings that every decoder shares in one spelling or the other; a configuration takes what it knows.
+#: A configuration takes what it knows.
 SMALL: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
+    **sizes.SMALL,
     "attention_dropout": 0.0,
     "hidden_dropout": 0.0,
     "resid_pdrop": 0.0,
@@ -296,7 +288,7 @@ def _series_batch(step: int) -> dict[str, Tensor]:
 
 
 ZOO: dict[str, Builder] = {
-    "gpt2": causal("GPT2LMHeadModel", "GPT2Config", n_embd=32, n_layer=2, n_head=4, n_positions=64),
+    "gpt2": causal("GPT2LMHeadModel", "GPT2Config", **sizes.GPT2),
     "llama": causal("LlamaForCausalLM", "LlamaConfig"),
     "mistral": causal("MistralForCausalLM", "MistralConfig", sliding_window=6),
     "mixtral": causal("MixtralForCausalLM", "MixtralConfig", num_local_experts=4, num_experts_per_tok=2),
@@ -315,8 +307,8 @@ ZOO: dict[str, Builder] = {
     "gemma2": causal("Gemma2ForCausalLM", "Gemma2Config", head_dim=8, sliding_window=6, query_pre_attn_scalar=8),
     "phi": causal("PhiForCausalLM", "PhiConfig"),
     "phi3": causal("Phi3ForCausalLM", "Phi3Config"),
-    "opt": causal("OPTForCausalLM", "OPTConfig", ffn_dim=48, word_embed_proj_dim=32),
-    "bloom": causal("BloomForCausalLM", "BloomConfig", n_layer=2, n_head=4),
+    "opt": causal("OPTForCausalLM", "OPTConfig", **sizes.OPT),
+    "bloom": causal("BloomForCausalLM", "BloomConfig", **sizes.BLOOM),
     "gpt-neox": causal("GPTNeoXForCausalLM", "GPTNeoXConfig"),
     "gpt-neo": causal(
         "GPTNeoForCausalLM",
@@ -328,8 +320,8 @@ ZOO: dict[str, Builder] = {
         embed_dropout=0.0,
         resid_dropout=0.0,
     ),
-    "gptj": causal("GPTJForCausalLM", "GPTJConfig", n_embd=32, n_layer=2, n_head=4, rotary_dim=4, n_positions=64),
-    "gpt-bigcode": causal("GPTBigCodeForCausalLM", "GPTBigCodeConfig", n_embd=32, n_layer=2, n_head=4, n_positions=64),
+    "gptj": causal("GPTJForCausalLM", "GPTJConfig", rotary_dim=4, **sizes.GPT2),
+    "gpt-bigcode": causal("GPTBigCodeForCausalLM", "GPTBigCodeConfig", **sizes.GPT2),
     "falcon": causal("FalconForCausalLM", "FalconConfig", new_decoder_architecture=False, alibi=False),
     "mpt": causal("MptForCausalLM", "MptConfig", d_model=32, n_heads=4, n_layers=2, max_seq_len=64),
     "stablelm": causal("StableLmForCausalLM", "StableLmConfig"),

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import tarry
-from tarry.backends.base import Backend, Computation, Policy, Run
+from tarry.backends.base import Backend, Capabilities, Computation, Policy, Run
 from tarry.errors import Unsupported
 from tarry.ir.evaluate import evaluate
 from tarry.ir.graph import Graph
+from tarry.ir.sizes import Symbols, at
 from tarry.ir.text import parse, to_text
 
 
@@ -75,6 +76,31 @@ class Portable(Backend):
 
 def _evaluation(graph: Graph) -> Run:
     return lambda inputs, numbers: evaluate(graph, inputs, numbers)
+
+
+class SizedPortable(Portable):
+    """Takes steps whose sizes vary, too. Such a program is right up to twice the size that it was compiled at: the
+    limit is part of the artifact."""
+
+    name = "sized portable"
+    capabilities = Capabilities(symbolic_sizes=True)
+
+    def compile_symbolic(self, graph: Graph, symbols: Symbols) -> Computation:
+        self.compile(graph)  # notes it, in its manner
+        return self.load(graph, f"{2 * symbols[0]}\n{to_text(graph)}".encode())
+
+    def load(self, graph: Graph, data: bytes) -> Computation:
+        first, _, text = data.decode().partition("\n")
+        if not first.isdigit():
+            return super().load(graph, data)
+        limit, whole = int(first), parse(text)
+        count = len(whole.numbers)
+
+        def run(inputs: list[Any], numbers: list[Any]) -> Sequence[Any]:
+            assert numbers[count] <= limit
+            return evaluate(at(whole, numbers[count:]), inputs, numbers[:count])
+
+        return Computation(run, graph, artifact=lambda: data, accepts=lambda symbols: symbols[0] <= limit)
 
 
 @contextmanager

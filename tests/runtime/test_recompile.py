@@ -19,8 +19,8 @@ USES_DEVICE = True
 
 
 @pytest.fixture(autouse=True)
-def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(why, "_said", 0)
+def _nothing_said() -> None:
+    why.reasons.forget()
 
 
 def _step(rows: int, columns: int = 3) -> torch.Tensor:
@@ -73,15 +73,42 @@ def test_a_constant_that_changes_says_so(caplog: pytest.LogCaptureFixture) -> No
     assert line.endswith("was 2.0 and is 3.0 now")
 
 
-def test_a_few_lines_and_then_no_more(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(why, "LINES", 4)
+def test_a_few_lines_of_a_place_and_then_no_more(caplog: pytest.LogCaptureFixture) -> None:
     with using(Walking()):
         for rows in range(2, 16):
             _step(rows).item()
     lines = [record_.getMessage() for record_ in caplog.records if "recompiling" in record_.getMessage()]
-    assert len(lines) == why.LINES + 1
+    assert len(lines) == why.LINES_OF_PLACE + 1
     assert all("is f32[" in line for line in lines[:-1])
     assert "only counted" in lines[-1]
+
+
+def _small(name: str, rows: int) -> None:
+    line = f"x.{name}().tolist()"  # a place of its own
+    exec(compile(line, f"<{name}>", "exec"), {"x": torch.ones(rows, 2).to("tarry")})
+
+
+def test_a_large_step_is_heard_after_many_small_ones(caplog: pytest.LogCaptureFixture) -> None:
+    names = ("sin", "cos", "tan", "exp", "abs", "neg", "tanh", "sqrt", "floor", "ceil", "round", "sign")
+
+    def large(rows: int) -> None:
+        x = torch.ones(rows, 2).to("tarry")
+        for _ in range(20):
+            x = x.sin() * 2
+        x.tolist()
+
+    with using(Walking()):
+        for rows in (3, 4):
+            for name in names:
+                _small(name, rows)
+        small = [record_.getMessage() for record_ in caplog.records]
+        caplog.clear()
+        large(3)
+        large(4)
+    assert len(small) == why.LINES + 1
+    assert "only counted" in small[-1]
+    (line,) = [record_.getMessage() for record_ in caplog.records]
+    assert "f32[3, 2] is f32[4, 2] now" in line
 
 
 # ---- with tarry.no_recompile()

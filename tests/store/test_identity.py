@@ -8,7 +8,7 @@ import pytest
 
 from tarry.ir.graph import Graph, Site
 from tarry.ir.text import parse
-from tarry.store import identify, identity
+from tarry.store import identify, identify_note, identify_range, identity
 
 GRAPH = """
 graph(%0: f32[4, 8], %1: f32[8]):
@@ -48,6 +48,29 @@ def test_lines_and_values_of_numbers_make_no_difference() -> None:
     moved = Graph(graph.inputs, graph.numbers, nodes, graph.outputs, graph.replaces)
     assert identify(moved, "inductor", "cpu") == identify(graph, "inductor", "cpu")
     assert _key(GRAPH.replace("$0=2.5", "$0=-1.5")) == _key(GRAPH)
+
+
+SIZED = """
+graph(%0: f32[<s0 = 11>, 8]{8, 1}, %1: f32[<s0 + 1 = 12>, 8]{8, 1}):
+  %2: f32[<2*s0 + 1 = 23>, 8]{8, 1} = aten::cat([%0, %1], 0)
+  return %2
+"""
+
+
+def _range(text: str, number: int = 0) -> str:
+    return identify_range(parse(text), "inductor", "cpu", number).key
+
+
+def test_the_sizes_at_hand_make_no_difference_to_a_program_for_all_sizes() -> None:
+    larger = SIZED.replace("= 11", "= 13").replace("= 12", "= 14").replace("= 23", "= 27")
+    assert _range(larger) == _range(SIZED)
+    assert _range(SIZED.replace("<s0 + 1 = 12>", "<s1 = 12>")) != _range(SIZED)
+    assert len({_range(SIZED), _range(SIZED, 1), _key(SIZED)}) == 3
+
+
+def test_a_note_is_no_program() -> None:
+    notes = {identify_note(subject, "inductor") for subject in ("a", "b")}
+    assert len(notes | {identify(parse(GRAPH), "inductor", "cpu")}) == 3
 
 
 def test_backend_fingerprint_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:

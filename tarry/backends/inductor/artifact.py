@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from tarry.backends.inductor.guards import Guards
 from tarry.backends.inductor.launch import Listing
 from tarry.errors import Unsupported
 from tarry.ir.dtypes import DTYPE_NAMES, DTYPES
@@ -33,7 +34,8 @@ class Generated:
     """What Inductor has generated for a graph.
 
     `attributes` are the tensors that the generated module has by name. Inputs in `aligned` are taken for aligned by the
-    code, and those in `written` are written by it. `in_place` are the outputs that it does not return.
+    code, and those in `written` are written by it. `in_place` are the outputs that it does not return. `guards` are
+    those of a program with symbolic sizes.
     """
 
     source: str
@@ -43,9 +45,12 @@ class Generated:
     in_place: list[int]
     listing: Listing | None
     libraries: Sequence[bytes | memoryview] = ()  # those of the list, once it was stored
+    guards: Guards | None = None
 
     @classmethod
-    def of(cls, compiled: Any, in_place: frozenset[int], listing: Listing | None) -> Generated:
+    def of(
+        cls, compiled: Any, in_place: frozenset[int], listing: Listing | None, guards: Guards | None = None
+    ) -> Generated:
         """The program that Inductor has made. Raises Unsupported if there is more to it than can be stored."""
         for name in ("torchbind_constants", "opaque_value_type_classes"):
             if getattr(compiled, name, None):
@@ -60,7 +65,7 @@ class Generated:
         aligned = list(compiled.inputs_to_check)
         if getattr(compiled, "_defers_input_alignment", False):
             aligned = [k for k in aligned if k in written]  # the code itself sees to the others
-        return cls(compiled.source_code, attributes, aligned, written, sorted(in_place), listing)
+        return cls(compiled.source_code, attributes, aligned, written, sorted(in_place), listing, guards=guards)
 
     # ---- running it
 
@@ -110,6 +115,7 @@ class Generated:
             "written": self.written,
             "in_place": self.in_place,
             "listing": fields,
+            "guards": None if self.guards is None else [self.guards.symbols, self.guards.conditions],
             "tensors": [_tensor_fields(tensor) for tensor in tensors],
         }
         return pack(header, [*blobs, *map(_tensor_bytes, tensors)])
@@ -131,8 +137,9 @@ class Generated:
                 in_place=header["in_place"],
                 listing=None if fields is None else _listing(fields, tensors[named:]),
                 libraries=blobs[1:count],
+                guards=None if header["guards"] is None else Guards(header["guards"][1], header["guards"][0]),
             )
-        except (KeyError, TypeError, IndexError, ValueError, zlib.error) as error:
+        except (KeyError, TypeError, IndexError, ValueError, SyntaxError, zlib.error) as error:
             raise CorruptError(f"{type(error).__name__}: {error}") from error
 
 

@@ -21,6 +21,7 @@ from tarry.backends.fx.opaque import is_masked, is_opaque
 from tarry.backends.fx.symbolic import SymbolicFxProgram, lower_symbolic
 from tarry.backends.inductor.artifact import Generated
 from tarry.backends.inductor.capture import Capture
+from tarry.backends.inductor.guards import Guards
 from tarry.backends.inductor.launch import launch_list
 from tarry.backends.inductor.phases import has_phases, kept_apart
 from tarry.backends.inductor.settings import apply_settings, fingerprint, is_json, settings
@@ -88,21 +89,15 @@ class InductorBackend(Backend):
                 examples = program.example_inputs()
             with _lock, self._configured():
                 compiled, source = _compile(program, fake_mode, examples)
-        function = getattr(compiled, "current_callable", None) or compiled  # the generated code itself
-        linked = launch_list(function, source(), program) if self.device == "cpu" else None
-        native, listing = linked or (None, None)
-        run, native = self._runnable(program, function, native)
-
-        def artifact() -> bytes:
-            return Generated.of(compiled, program.in_place, listing).to_bytes()
-
-        return Computation(run, graph, program.in_place, source, native, artifact)
+        return self._computation(graph, program, compiled, source, None)
 
     def load(self, graph: Graph, data: bytes) -> Computation:
         stored = Generated.from_bytes(data)
+        guards = stored.guards
 
         def function() -> tuple[FxProgram, Any]:
-            program = self._lower(graph)  # it defines the operators that the source names
+            # Lowering defines the operators that the source names.
+            program = self._lower(graph) if guards is None else self._lower_symbolic(graph, guards.symbols)
             with _lock, self._configured():
                 return program, stored.function()
 
@@ -111,17 +106,22 @@ class InductorBackend(Backend):
             run, native = self._runnable(*function(), None)
         else:
             run = _on_first_use(lambda: _runner(*function()))
-        return Computation(run, graph, frozenset(stored.in_place), stored.source, native, lambda: data)
+        return Computation(run, graph, frozenset(stored.in_place), stored.source, native, lambda: data, guards)
 
     def _runnable(self, program: FxProgram, function: Any, native: Any) -> tuple[Run, Any]:
         """How a program is run, by Python and natively."""
-        if torch.device(self.device).type == "cuda" and self.cudagraphs:
+        captured = not isinstance(program, SymbolicFxProgram)  # a CUDA graph has the sizes it was captured with
+        if torch.device(self.device).type == "cuda" and self.cudagraphs and captured:
             capture = Capture(program, function, self._counts)
             return capture.run, capture.program
         return _runner(program, function), native
 
     def _lower(self, graph: Graph) -> FxProgram:
         return lower(_without_scattered_updates(graph), self.device, inductor_random=self.device_random)
+
+    def _lower_symbolic(self, graph: Graph, symbols: int) -> SymbolicFxProgram:
+        # Not by Inductor's own generator: it has no seed of ours.
+        return lower_symbolic(_without_scattered_updates(graph), self.device, symbols)
 
     def fingerprint(self) -> str:
         return fingerprint(self.device, self._arguments())
@@ -142,19 +142,28 @@ class InductorBackend(Backend):
 
     def compile_symbolic(self, graph: Graph, symbols: Symbols) -> Computation:
         with _giving_up():
-            # Not by Inductor's own generator, and not as a CUDA graph: that has the sizes it was captured with.
-            program = lower_symbolic(_without_scattered_updates(graph), self.device, len(symbols))
+            program = self._lower_symbolic(graph, len(symbols))
             sizes = SymbolicSizes(symbols)
             fake_mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes.environment)
             with torch.no_grad(), fake_mode:
                 examples = program.symbolic_inputs(sizes.symbols)
             with _lock, self._configured():
                 compiled, source = _compile(program, fake_mode, examples, first=len(symbols))
-            accepts = sizes.guards()
-        function = getattr(compiled, "current_callable", None) or compiled
+            guards = sizes.guards()
+        return self._computation(graph, program, compiled, source, guards)
+
+    def _computation(
+        self, graph: Graph, program: FxProgram, compiled: Any, source: Callable[[], str], guards: Guards | None
+    ) -> Computation:
+        function = getattr(compiled, "current_callable", None) or compiled  # the generated code itself
         linked = launch_list(function, source(), program) if self.device == "cpu" else None
-        run = _symbolic_runner(program, function)
-        return Computation(run, graph, program.in_place, source, linked and linked[0], accepts=accepts)
+        native, listing = linked or (None, None)
+        run, native = self._runnable(program, function, native)
+
+        def artifact() -> bytes:
+            return Generated.of(compiled, program.in_place, listing, guards).to_bytes()
+
+        return Computation(run, graph, program.in_place, source, native, artifact, guards)
 
     @contextlib.contextmanager
     def _configured(self) -> Iterator[None]:
@@ -301,16 +310,7 @@ def _on_first_use(make: Callable[[], Run]) -> Run:
 
 def _runner(program: FxProgram, function: Any) -> Run:
     arranged = _arranger(program)
-
-    def run(inputs: list[Any], numbers: list[PythonNumber]) -> list[Any]:
-        return arranged(function([*inputs, *program.number_tensors(numbers)]))
-
-    return run
-
-
-def _symbolic_runner(program: SymbolicFxProgram, function: Any) -> Run:
-    arranged = _arranger(program)
-    count = len(program.graph.numbers)
+    count = len(program.graph.numbers)  # what follows them are the values of symbols
 
     def run(inputs: list[Any], numbers: list[PythonNumber]) -> list[Any]:
         return arranged(function([*numbers[count:], *inputs, *program.number_tensors(numbers)]))

@@ -6,19 +6,22 @@ for other sizes only if all its guards hold there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._sympy.printers import PythonPrinter
 
 from tarry.backends.fx.symbolic import SymbolicFxProgram, sized
+from tarry.backends.inductor.guards import Guards
 from tarry.errors import Unsupported
 from tarry.ir.sizes import Symbols
 
-# How symbolic integers are made and where guards are kept is not public: checked on torch 2.11 and 2.13.
+# How symbolic integers are made, where guards are kept and how they are printed is not public: checked on torch 2.11
+# and 2.13.
 
 
 class SymbolicSizes:
@@ -26,6 +29,7 @@ class SymbolicSizes:
 
     def __init__(self, hints: Symbols) -> None:
         self.environment = ShapeEnv(duck_shape=False)
+        self._hints = hints
         self.symbols: list[Any] = []
         self._names: list[sympy.Symbol] = []
         for k, hint in enumerate(hints):
@@ -34,23 +38,24 @@ class SymbolicSizes:
             self._names.append(name)
             self.symbols.append(self.environment.create_symintnode(name, hint=hint, source=source))
 
-    def guards(self) -> Callable[[Sequence[int]], bool]:
-        """Whether what was assumed holds for other values. Raises if a symbol was given a value for good."""
+    def guards(self) -> Guards:
+        """What was assumed. Raises Unsupported if a symbol was given a value for good, or if it cannot be written down:
+        what cannot be checked must not be used."""
         for k, name in enumerate(self._names):
             if self.environment.replace(name).is_number:
                 raise Unsupported(None, f"Inductor compiles symbol s{k} for one value only")
         noted = dict.fromkeys(guard.expr for guard in self.environment.guards)
         expressions = [expression for expression in noted if not self._surely(expression)]
-        known: dict[tuple[int, ...], bool] = {}
-
-        def accepts(values: Sequence[int]) -> bool:
-            key = tuple(values)
-            if key not in known:
-                given = dict(zip(self._names, map(sympy.Integer, key), strict=True))
-                known[key] = all(bool(expression.xreplace(given)) for expression in expressions)
-            return known[key]
-
-        return accepts
+        names = {name: sympy.Symbol(f"s{k}", integer=True) for k, name in enumerate(self._names)}
+        printer = PythonPrinter()
+        guards = Guards([printer.doprint(each.xreplace(names)) for each in expressions], len(names))
+        try:
+            agrees = guards(self._hints)  # they were noted because they hold there
+        except Exception as error:
+            raise Unsupported(None, f"what Inductor assumes of the sizes cannot be written down: {error}") from error
+        if not agrees:
+            raise Unsupported(None, "what Inductor assumes of the sizes is not what it was compiled with")
+        return guards
 
     def _surely(self, expression: Any) -> bool:
         """Whether a guard holds for all integers above 1 by its form: a comparison of a polynomial without negative
