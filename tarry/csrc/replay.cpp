@@ -88,8 +88,8 @@ void renumber(const Batch& batch) {
   }
 }
 
-std::unique_ptr<Batch> copy_batch(const Batch& batch) {
-  auto copy = std::make_unique<Batch>();
+std::shared_ptr<Batch> copy_batch(const Batch& batch) {
+  auto copy = std::make_shared<Batch>();
   copy->state = batch.state;
   copy->epoch = 0;
   copy->key = batch.key;
@@ -304,6 +304,7 @@ std::variant<std::vector<at::Tensor>, std::string> Replay::arm(const std::vector
     std::shared_ptr<Flight> flight;
     std::vector<WeakStorageImpl> uploads;
     std::lock_guard<std::mutex> guard(state.mutex);
+    TORCH_INTERNAL_ASSERT(!state.voyage);
     if (auto reason = check_contents(storages)) {
       return *reason;
     }

@@ -1,0 +1,183 @@
+#include "voyage.h"
+
+#include <ATen/record_function.h>
+
+#include <algorithm>
+
+#include "ahead.h"
+#include "record.h"
+
+namespace tarry {
+namespace {
+
+// Handing over a step that is waited for at once costs two changes of thread and gains nothing. After kPatience such steps in a
+// row, the next kGrounded are computed where they are asked for.
+constexpr int kPatience = 2;
+constexpr int kGrounded = 16;
+
+// The leaf whose buffer each root's storage is given beforehand; null where the result is another tensor.
+std::vector<Node*> leaves_updated(const Batch& batch, const std::vector<int64_t>& update) {
+  std::vector<Node*> by_slot(batch.slots);
+  int64_t position = 0;
+  for (const NodePtr& node : batch.order) {
+    if (node->is_leaf()) {
+      if (std::find(update.begin(), update.end(), position) != update.end()) {
+        by_slot[node->first_slot] = node.get();
+      }
+      ++position;
+    }
+  }
+  std::vector<Node*> found;
+  for (const int32_t slot : batch.replaces) {
+    found.push_back(slot < 0 ? nullptr : by_slot[slot]);
+  }
+  return found;
+}
+
+} // namespace
+
+bool may_depart(const Batch& batch) {
+  DeviceState& state = *batch.state;
+  if (!runs_ahead() || !real_device(state.index).is_cpu() || at::hasCallbacks()) { // a profiler wants to see this thread's work
+    return false;
+  }
+  const bool simple = std::all_of(batch.order.begin(), batch.order.end(), [](const NodePtr& node) {
+    return !node->results && !node->error && (!node->is_leaf() || node->data.is_cpu());
+  });
+  std::lock_guard<std::mutex> guard(state.mutex);
+  if (state.grounded > 0) {
+    --state.grounded;
+    return false;
+  }
+  return simple;
+}
+
+bool depart(std::shared_ptr<Voyage> voyage, const std::vector<int64_t>& update) {
+  Batch& batch = *voyage->batch;
+  DeviceState& state = *batch.state;
+  const auto leaves = leaves_updated(batch, update);
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const Root& root = batch.roots[i];
+    if (leaves[i] && !root.node->output_layout(root.output)->describes(leaves[i]->data.unsafeGetTensorImpl())) {
+      return false;
+    }
+  }
+  Graveyard graveyard;
+  Replaced old;
+  std::lock_guard<std::mutex> guard(state.mutex);
+  if (state.position != 0) {
+    return false;
+  }
+  batch.aloft = true;
+  batch.in_place.assign(leaves.size(), at::Tensor());
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    Root& root = batch.roots[i];
+    if (!leaves[i]) {
+      continue;
+    }
+    batch.in_place[i] = leaves[i]->data;
+    if (root.storage && root.storage->value.node == root.node && root.storage->value.output == root.output) {
+      set_data(root.storage, leaves[i]->data, graveyard);
+    }
+  }
+  if (!batch.replayed) {
+    if (voyage->split) {
+      renew_expectation(batch, voyage->split, old);
+    }
+    state.history.swap(state.other_history);
+    state.expected.swap(state.other_expected);
+    state.launch_at = voyage->split && state.expected->program == voyage->split ? state.expected->launch_at : kNever;
+  }
+  ++state.departed;
+  state.voyage = voyage;
+  hand_over(std::move(voyage));
+  return true;
+}
+
+void Voyage::fly() noexcept {
+  try {
+    PlainDispatch plain;
+    std::vector<at::Tensor> outputs;
+    if (split) {
+      auto first = early ? land(*batch->state, *early) : std::nullopt;
+      if (!first) {
+        first = split->run_early(inputs, numbers);
+      }
+      TORCH_CHECK(split->late_accepts(inputs, *first), "tarry: the late part of a step does not accept its inputs");
+      outputs = split->run_late(inputs, std::move(*first), numbers);
+    } else {
+      outputs = program->run(std::move(inputs), numbers);
+    }
+    inputs.clear();
+    batch->commit_results(std::move(outputs));
+  } catch (...) {
+    error = std::current_exception();
+    inputs.clear();
+  }
+}
+
+namespace {
+
+std::shared_ptr<Voyage> voyage_of(DeviceState& state) {
+  std::lock_guard<std::mutex> guard(state.mutex);
+  return state.voyage;
+}
+
+std::shared_ptr<Voyage> land_for(DeviceState& state, bool reader) {
+  std::shared_ptr<Voyage> voyage = voyage_of(state);
+  if (!voyage) {
+    return nullptr;
+  }
+  const bool in_time = !reader || voyage->is_done();
+  voyage->wait();
+  std::shared_ptr<Flight> next;
+  std::shared_ptr<Voyage> landed; // freed after the lock is released, with what it has left
+  {
+    std::lock_guard<std::mutex> guard(state.mutex);
+    if (state.voyage != voyage) {
+      return nullptr; // another thread was first
+    }
+    if (!voyage->error) {
+      state.pointless = in_time || state.position != 0 ? 0 : state.pointless + 1;
+      state.grounded = state.pointless < kPatience ? state.grounded : kGrounded;
+      landed = std::move(state.voyage);
+    } else {
+      voyage->batch->aloft = false;
+      next = std::move(state.flight); // it has read buffers whose contents are not there
+      state.launch_at = kNever;
+    }
+  }
+  if (landed) {
+    landed->batch->aloft = false;
+    landed->batch->left = {};
+    return nullptr;
+  }
+  if (next) {
+    next->cancelled = true;
+    next->wait();
+  }
+  voyage->batch->left = {};
+  return voyage;
+}
+
+} // namespace
+
+std::shared_ptr<Voyage> land_step(DeviceState& state) {
+  return land_for(state, /*reader=*/false);
+}
+
+void close(DeviceState& state, const Voyage& voyage) {
+  std::shared_ptr<Voyage> closed;
+  std::lock_guard<std::mutex> guard(state.mutex);
+  if (state.voyage.get() == &voyage) {
+    closed = std::move(state.voyage);
+  }
+}
+
+void await_step(DeviceState& state) {
+  while (land_for(state, /*reader=*/true)) {
+    request_sync(state.index, "a step that failed"); // raises its error, unless another thread is the first to do so
+  }
+}
+
+} // namespace tarry
