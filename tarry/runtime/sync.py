@@ -92,6 +92,7 @@ class Runtime:
         with self._alone():
             old = self._backend
             if old is not None:
+                self._land_all()  # the error of a step that was handed over is raised: nothing has changed yet
                 try:
                     self.sync_all("set_backend")
                 except Exception as error:  # the new backend computes what the old one could not

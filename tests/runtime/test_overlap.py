@@ -1,4 +1,4 @@
-"""A step is computed while the next one is recorded: values are eager's, whoever looks at memory waits, errors are kept."""
+"""A step is computed while the next one is recorded: values are eager's, reads wait, and errors are kept."""
 
 from __future__ import annotations
 
