@@ -201,7 +201,7 @@ at::Tensor foreseen(const DeviceState& state, const Node& leaf, int32_t upload, 
 
 } // namespace
 
-void renew_expectation(const Batch& batch, const std::shared_ptr<const SplitProgram>& program, Replaced& old) {
+void renew_expectation(const Batch& batch, const std::shared_ptr<const SplitProgram>& program, Replaced& old) noexcept try {
   DeviceState& state = *batch.state;
   Expectation& expected = *state.expected;
   if (!runs_ahead() || program->misses.load() >= SplitProgram::kMaxMisses) {
@@ -226,9 +226,11 @@ void renew_expectation(const Batch& batch, const std::shared_ptr<const SplitProg
     known = known && (leaf->steady || expected.uploads.back() >= 0);
   }
   expected.launch_at = known ? std::min(kEnoughSeen, expected.complete_at) : expected.complete_at;
+} catch (...) {
+  batch.state->expected->launch_at = kNever;
 }
 
-void expect_again(const Batch& batch, std::shared_ptr<const SplitProgram> program) noexcept try {
+void expect_again(const Batch& batch, std::shared_ptr<const SplitProgram> program) noexcept {
   DeviceState& state = *batch.state;
   Replaced old;
   std::lock_guard<std::mutex> guard(state.mutex);
@@ -237,7 +239,6 @@ void expect_again(const Batch& batch, std::shared_ptr<const SplitProgram> progra
   }
   renew_expectation(batch, program, old);
   state.launch_at = state.expected->program == program ? state.expected->launch_at : kNever;
-} catch (...) {
 }
 
 void launch(DeviceState& state) {
@@ -378,13 +379,19 @@ void forget_expectations() {
     Expectation old, older;
     std::vector<WeakStorageImpl> results;
     std::shared_ptr<Flight> flight;
-    std::lock_guard<std::mutex> guard(state.mutex);
-    std::swap(old, *state.expected);
-    std::swap(older, *state.other_expected);
-    std::swap(results, state.early_results);
-    std::swap(flight, state.flight);
-    state.launch_at = kNever;
-    state.pointless = state.grounded = 0;
+    {
+      std::lock_guard<std::mutex> guard(state.mutex);
+      std::swap(old, *state.expected);
+      std::swap(older, *state.other_expected);
+      std::swap(results, state.early_results);
+      std::swap(flight, state.flight);
+      state.launch_at = kNever;
+      state.pointless = state.grounded = 0;
+    }
+    if (flight) {
+      flight->cancelled = true;
+      flight->wait(); // see pilot.h
+    }
   }
 }
 

@@ -88,7 +88,7 @@ struct Replaced {
   Expectation expected;
   std::vector<WeakStorageImpl> results;
 };
-void renew_expectation(const Batch& batch, const std::shared_ptr<const SplitProgram>& program, Replaced& old);
+void renew_expectation(const Batch& batch, const std::shared_ptr<const SplitProgram>& program, Replaced& old) noexcept;
 // Called when `state.launch_at` is reached, without the lock.
 void launch(DeviceState& state);
 // What was launched ahead for a batch that `program` is to compute, if with its very inputs and numbers. It has let go of the

@@ -336,6 +336,20 @@ void Batch::commit_results(std::vector<at::Tensor> outputs) {
   commit(std::move(outputs));
 }
 
+namespace {
+
+// A flight reads the batch's inputs: it must have landed before anything else is done with them, also after an error.
+struct LandsFirst {
+  std::shared_ptr<Flight> flight;
+  ~LandsFirst() {
+    if (flight) {
+      flight->wait();
+    }
+  }
+};
+
+} // namespace
+
 bool Batch::run(
     const std::shared_ptr<const Program>& program, const std::vector<int64_t>& update, const std::vector<int64_t>& symbols,
     std::shared_ptr<void> diagnose) {
@@ -344,14 +358,14 @@ bool Batch::run(
   auto given = numbers();
   given.insert(given.end(), symbols.begin(), symbols.end());
   const auto split = std::dynamic_pointer_cast<const SplitProgram>(program);
-  std::shared_ptr<Flight> flight;
+  LandsFirst ahead;
   if (split) {
-    flight = claim_flight(*this, *split, given); // first: other flights hold on to buffers that are to be updated
+    ahead.flight = claim_flight(*this, *split, given); // first: other flights hold on to buffers that are to be updated
   } else {
     abandon(*this);
   }
   auto taken = inputs(update, left);
-  if (!(split ? flight || split->early_accepts(taken) : program->accepts(taken))) {
+  if (!(split ? ahead.flight || split->early_accepts(taken) : program->accepts(taken))) {
     return false;
   }
   if (unawaited && may_depart(*this)) {
@@ -359,20 +373,23 @@ bool Batch::run(
     voyage->batch = shared_from_this();
     voyage->program = program;
     voyage->split = split;
-    voyage->early = flight;
-    voyage->inputs = taken;
-    voyage->numbers = given;
+    voyage->early = ahead.flight;
+    voyage->inputs = std::move(taken);
+    voyage->numbers = std::move(given);
     voyage->diagnose = std::move(diagnose);
-    if (depart(std::move(voyage), update)) {
+    if (depart(voyage, update)) {
+      ahead.flight.reset();
       return true;
     }
+    taken = std::move(voyage->inputs);
+    given = std::move(voyage->numbers);
   }
   if (!split) {
     left = {};
     commit_results(program->run(std::move(taken), given));
     return true;
   }
-  auto early = flight ? land(*state, *flight) : std::nullopt;
+  auto early = ahead.flight ? land(*state, *ahead.flight) : std::nullopt;
   left = {};
   if (!early) {
     early = split->run_early(taken, given);

@@ -412,7 +412,7 @@ void record(const Operator& op, torch::jit::Stack* stack) {
       resize_all(scan, *signature);
       return record(op, stack);
     }
-    while (reads_aloft(scan)) {
+    while (!signature->only_views && reads_aloft(scan)) {
       lock.unlock();
       await_step(state);
       lock.lock();

@@ -17,15 +17,14 @@ constexpr int kGrounded = 16;
 
 // The leaf whose buffer each root's storage is given beforehand; null where the result is another tensor.
 std::vector<Node*> leaves_updated(const Batch& batch, const std::vector<int64_t>& update) {
-  std::vector<Node*> by_slot(batch.slots);
-  int64_t position = 0;
+  std::vector<Node*> inputs, by_slot(batch.slots);
   for (const NodePtr& node : batch.order) {
-    if (node->is_leaf()) {
-      if (std::find(update.begin(), update.end(), position) != update.end()) {
-        by_slot[node->first_slot] = node.get();
-      }
-      ++position;
+    if (node->is_leaf()) { // may_depart() has seen to it that there are no other inputs
+      inputs.push_back(node.get());
     }
+  }
+  for (const int64_t position : update) {
+    by_slot[inputs.at(position)->first_slot] = inputs[position];
   }
   std::vector<Node*> found;
   for (const int32_t slot : batch.replaces) {
@@ -52,7 +51,7 @@ bool may_depart(const Batch& batch) {
   return simple;
 }
 
-bool depart(std::shared_ptr<Voyage> voyage, const std::vector<int64_t>& update) {
+bool depart(const std::shared_ptr<Voyage>& voyage, const std::vector<int64_t>& update) {
   Batch& batch = *voyage->batch;
   DeviceState& state = *batch.state;
   const auto leaves = leaves_updated(batch, update);
@@ -90,7 +89,7 @@ bool depart(std::shared_ptr<Voyage> voyage, const std::vector<int64_t>& update) 
   }
   ++state.departed;
   state.voyage = voyage;
-  hand_over(std::move(voyage));
+  hand_over(voyage);
   return true;
 }
 
@@ -123,40 +122,40 @@ std::shared_ptr<Voyage> voyage_of(DeviceState& state) {
   return state.voyage;
 }
 
+// `reader`: a value is needed, which another thread may ask for without holding up the one that records.
 std::shared_ptr<Voyage> land_for(DeviceState& state, bool reader) {
   std::shared_ptr<Voyage> voyage = voyage_of(state);
   if (!voyage) {
     return nullptr;
   }
-  const bool in_time = !reader || voyage->is_done();
+  const bool in_time = !reader || voyage->is_done() || voyage->captain != std::this_thread::get_id();
   voyage->wait();
+  Graveyard left; // freed after the lock is released, as is the voyage
   std::shared_ptr<Flight> next;
-  std::shared_ptr<Voyage> landed; // freed after the lock is released, with what it has left
   {
     std::lock_guard<std::mutex> guard(state.mutex);
     if (state.voyage != voyage) {
       return nullptr; // another thread was first
     }
+    std::swap(left, voyage->batch->left);
+    voyage->batch->aloft = false;
     if (!voyage->error) {
       state.pointless = in_time || state.position != 0 ? 0 : state.pointless + 1;
       state.grounded = state.pointless < kPatience ? state.grounded : kGrounded;
-      landed = std::move(state.voyage);
-    } else {
-      voyage->batch->aloft = false;
-      next = std::move(state.flight); // it has read buffers whose contents are not there
-      state.launch_at = kNever;
+      state.voyage.reset(); // not the last reference
+      return nullptr;
     }
+    next = state.flight;
+    state.launch_at = kNever;
   }
-  if (landed) {
-    landed->batch->aloft = false;
-    landed->batch->left = {};
-    return nullptr;
-  }
-  if (next) {
+  if (next) { // it reads buffers whose contents are not there
     next->cancelled = true;
     next->wait();
+    std::lock_guard<std::mutex> guard(state.mutex);
+    if (state.flight == next) {
+      state.flight.reset(); // not the last reference
+    }
   }
-  voyage->batch->left = {};
   return voyage;
 }
 

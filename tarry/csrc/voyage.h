@@ -19,6 +19,7 @@
 #pragma once
 
 #include <exception>
+#include <thread>
 
 #include "batch.h"
 #include "pilot.h"
@@ -36,6 +37,7 @@ struct Voyage final : Task {
   std::shared_ptr<Flight> early; // what was launched ahead: it is before this one in the queue
   std::vector<at::Tensor> inputs;
   std::vector<c10::IValue> numbers;
+  const std::thread::id captain = std::this_thread::get_id(); // who has handed it over
   std::shared_ptr<void> diagnose; // a Python object: what to call with the batch and the error if it fails
   std::exception_ptr error; // when it is done
 
@@ -47,12 +49,12 @@ struct Voyage final : Task {
 bool may_depart(const Batch& batch);
 // Hands over a batch whose program writes to the inputs `update` (positions). False, and nothing is done, if something was
 // recorded since it was collected: it may refer to the batch's nodes.
-bool depart(std::shared_ptr<Voyage> voyage, const std::vector<int64_t>& update);
+bool depart(const std::shared_ptr<Voyage>& voyage, const std::vector<int64_t>& update);
 
 // Waits for the step in the air, if there is one. If it failed, gives it, and it stays where it is until close().
 std::shared_ptr<Voyage> land_step(DeviceState& state);
 void close(DeviceState& state, const Voyage& voyage); // one that failed, and has been computed otherwise
-// The same for those who need a value or a node of it, without the lock: an error is raised through the runtime.
+// The same for those who need a value or a node of it; an error is raised through the runtime. Without the lock.
 void await_step(DeviceState& state);
 // Whether a value is that of a step in the air: all later nodes have a later epoch. Under the lock.
 inline bool is_aloft(const DeviceState& state, const Value& value) {
