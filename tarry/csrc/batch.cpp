@@ -422,7 +422,7 @@ void Batch::commit(std::vector<at::Tensor> outputs) {
   }
   for (size_t i = 0; i < in_place.size(); ++i) {
     if (in_place[i].defined() && !outputs[i].is_same(in_place[i])) {
-      in_place[i].copy_(outputs[i]); // the reference path computed it: the next step has this buffer already
+      in_place[i].copy_(outputs[i]); // the next step has this buffer already
     }
   }
   Graveyard here;

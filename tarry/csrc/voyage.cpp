@@ -10,20 +10,25 @@
 namespace tarry {
 namespace {
 
-// Handing over a step that is waited for at once costs two changes of thread and gains nothing. After kPatience such steps in a
-// row, the next kGrounded are computed where they are asked for.
+// Handing over a step that is waited for before anything else is recorded costs two changes of thread and gains little. After
+// kPatience such steps in a row, the next kGrounded are computed where they are asked for.
 constexpr int kPatience = 2;
 constexpr int kGrounded = 16;
 
-// The leaf whose buffer each root's storage is given beforehand; null where the result is another tensor.
-std::vector<Node*> leaves_updated(const Batch& batch, const std::vector<int64_t>& update) {
+// The leaf whose buffer each root's storage is given beforehand: the one that the result replaces, if nobody else can see it.
+// The program updates the buffer in place, or its result is copied there when the step lands: for the next step, both are
+// the same. Null where there is no such leaf.
+std::vector<Node*> leaves_replaced(const Voyage& voyage, const std::vector<int64_t>& update) {
+  const Batch& batch = *voyage.batch;
   std::vector<Node*> inputs, by_slot(batch.slots);
   for (const NodePtr& node : batch.order) {
     if (node->is_leaf()) { // may_depart() has seen to it that there are no other inputs
       inputs.push_back(node.get());
+      const bool own = node->data.use_count() == 1 && node->data.storage().use_count() == 2; // itself and the program's input
+      by_slot[node->first_slot] = own ? node.get() : nullptr;
     }
   }
-  for (const int64_t position : update) {
+  for (const int64_t position : update) { // made its own by Batch::inputs()
     by_slot[inputs.at(position)->first_slot] = inputs[position];
   }
   std::vector<Node*> found;
@@ -54,11 +59,11 @@ bool may_depart(const Batch& batch) {
 bool depart(const std::shared_ptr<Voyage>& voyage, const std::vector<int64_t>& update) {
   Batch& batch = *voyage->batch;
   DeviceState& state = *batch.state;
-  const auto leaves = leaves_updated(batch, update);
+  auto leaves = leaves_replaced(*voyage, update);
   for (size_t i = 0; i < leaves.size(); ++i) {
     const Root& root = batch.roots[i];
     if (leaves[i] && !root.node->output_layout(root.output)->describes(leaves[i]->data.unsafeGetTensorImpl())) {
-      return false;
+      leaves[i] = nullptr;
     }
   }
   Graveyard graveyard;
@@ -128,7 +133,7 @@ std::shared_ptr<Voyage> land_for(DeviceState& state, bool reader) {
   if (!voyage) {
     return nullptr;
   }
-  const bool in_time = !reader || voyage->is_done() || voyage->captain != std::this_thread::get_id();
+  const bool holds_up = reader && voyage->captain == std::this_thread::get_id();
   voyage->wait();
   Graveyard left; // freed after the lock is released, as is the voyage
   std::shared_ptr<Flight> next;
@@ -140,7 +145,7 @@ std::shared_ptr<Voyage> land_for(DeviceState& state, bool reader) {
     std::swap(left, voyage->batch->left);
     voyage->batch->aloft = false;
     if (!voyage->error) {
-      state.pointless = in_time || state.position != 0 ? 0 : state.pointless + 1;
+      state.pointless = holds_up && state.position == 0 ? state.pointless + 1 : 0;
       state.grounded = state.pointless < kPatience ? state.grounded : kGrounded;
       state.voyage.reset(); // not the last reference
       return nullptr;
