@@ -62,15 +62,13 @@ def measure_here(program: Program, peer: Peer, device: str) -> Peaks:
     """Peaks of a step in the steady state, in this process."""
     torch.set_num_threads(1)
     peer.start()
-    trainer = Trainer(program, peer)
-    for _ in range(WARM_UP):
-        trainer.step()
+    trainer = Trainer(program, peer, read_every=WARM_UP + 1 + STEPS)  # steps that are not read may overlap
+    trainer.steps(WARM_UP)
     peer.ready()
     trainer.step()
     watch = Watch(device)
     watch.reset()
-    for _ in range(STEPS):
-        trainer.step()
+    trainer.steps(STEPS)
     return watch.read()
 
 

@@ -1,6 +1,6 @@
 """Time of a whole training step, loss read each step, against eager PyTorch, the Lazy Tensor Core and torch.compile.
 
-    python -m benchmarks training [--compile] [--backends eager torchscript inductor] [--json FILE]
+    python -m benchmarks training [--compile] [--backends eager torchscript inductor] [--read-every N] [--json FILE]
 
 Every peer trains the same model from the same weights on the same batch; a peer whose final loss strays from eager's
 is reported, since a fast wrong step is worth nothing. Each has a process of its own, because eager CUDA training fails
@@ -37,9 +37,11 @@ CORES_PER_PEER = 3
 class Trainer:
     """One program on one peer, ready to take steps."""
 
-    def __init__(self, program: Program, peer: Peer) -> None:
+    def __init__(self, program: Program, peer: Peer, read_every: int = 1) -> None:
         torch.manual_seed(0)
         self.peer = peer
+        self._read_every = read_every
+        self._taken = 0
         model = program.model().to(peer.device)
         inputs, targets = program.batch()
         self._inputs, self._targets = inputs.to(peer.device), targets.to(peer.device)
@@ -70,12 +72,20 @@ class Trainer:
         return loss.detach()
 
     def step(self) -> float:
-        loss = self._train(self._inputs, self._targets)
-        self.peer.end_step()
+        return self.steps(1)
+
+    def steps(self, count: int) -> float:
+        """The last loss, which is read in any case: all steps are done then."""
+        for _ in range(count):
+            loss = self._train(self._inputs, self._targets)
+            self.peer.end_step()
+            self._taken += 1
+            if self._taken % self._read_every == 0:
+                loss.item()
         return loss.item()
 
 
-def serve(pipe: Connection, program_name: str, peer: Peer, warm_up: int) -> None:
+def serve(pipe: Connection, program_name: str, peer: Peer, warm_up: int, read_every: int) -> None:
     """A peer's process: warm up and answer with the seconds of the first step, then run as many steps as asked for.
 
     Answers are (seconds, loss), or a string that says what failed.
@@ -83,12 +93,11 @@ def serve(pipe: Connection, program_name: str, peer: Peer, warm_up: int) -> None
     torch.set_num_threads(1)
     try:
         peer.start()
-        trainer = Trainer(ALL_PROGRAMS[program_name], peer)
+        trainer = Trainer(ALL_PROGRAMS[program_name], peer, read_every)
         steps = 1
         while steps:
             begin = time.perf_counter()
-            for _ in range(steps):
-                loss = trainer.step()
+            loss = trainer.steps(steps)
             seconds = time.perf_counter() - begin
             if warm_up:
                 _warm_up(trainer, warm_up)
@@ -101,15 +110,13 @@ def serve(pipe: Connection, program_name: str, peer: Peer, warm_up: int) -> None
 
 def _warm_up(trainer: Trainer, steps: int) -> None:
     """Take steps until what is timed from then on is the steady state: what was compiled has taken over."""
-    for _ in range(steps):
-        trainer.step()
+    trainer.steps(steps)
     trainer.peer.ready()
-    for _ in range(10):  # a program becomes a CUDA graph after some runs
-        trainer.step()
+    trainer.steps(10)  # a program becomes a CUDA graph after some runs
 
 
 def measure(
-    program: Program, peers: Sequence[Peer], warm_up: int, rounds: int, steps: int | None
+    program: Program, peers: Sequence[Peer], warm_up: int, rounds: int, steps: int | None, read_every: int = 1
 ) -> tuple[dict[str, list[float]], list[str]]:
     """Milliseconds per step of each peer, one per round, and notes about peers that failed or disagree."""
     context = multiprocessing.get_context("spawn")
@@ -141,7 +148,7 @@ def measure(
     alone = (os.cpu_count() or 1) < CORES_PER_PEER * len(peers)  # compilers that share cores slow each other down
     for peer in peers:
         here, there = context.Pipe()
-        process = context.Process(target=serve, args=(there, program.name, peer, warm_up - 1), daemon=True)
+        process = context.Process(target=serve, args=(there, program.name, peer, warm_up - 1, read_every), daemon=True)
         process.start()
         there.close()
         processes.append(process)
@@ -188,6 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=15, help="rounds; the table shows their medians")
     parser.add_argument("--steps", type=int, help=f"steps in a turn; as many as take about {TURN} s if not given")
     parser.add_argument("--warm-up", type=int, default=10, help="steps before the first round")
+    parser.add_argument("--read-every", type=int, default=1, metavar="N", help="steps from one read loss to the next")
     parser.add_argument("--device", default="cpu", help="the real device")
     parser.add_argument("--backends", nargs="+", default=["eager", "torchscript", "inductor"], help="tarry's backends")
     parser.add_argument("--compile", action="store_true", help="torch.compile too (compiles for a minute or more)")
@@ -207,7 +215,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     samples: dict[str, dict[str, list[float]]] = {}
     notes: list[str] = []
     for program in programs:
-        samples[program.name], said = measure(program, peers, options.warm_up, options.rounds, options.steps)
+        samples[program.name], said = measure(
+            program, peers, options.warm_up, options.rounds, options.steps, options.read_every
+        )
         notes += said
     show(
         f"training step, torch {torch.__version__}, one thread, real device {options.device}",

@@ -58,7 +58,7 @@ def register_backend(name: str, factory: Callable[..., Backend]) -> None:
 
 def mark_step(wait: bool = False) -> None:
     """End the step here: compute everything that is pending. `optimizer.step()` does so by itself."""
-    _runtime.sync_all("mark_step")
+    _runtime.sync_all("mark_step", awaited=wait)
     if wait:
         _runtime.wait()
 
@@ -154,7 +154,7 @@ def _on_config(name: str, value: Any) -> None:
 
 def _after_optimizer() -> None:
     if config.cut_after_optimizer and not is_inside():
-        _runtime.sync_all("optimizer.step")
+        _runtime.sync_all("optimizer.step", awaited=False)
 
 
 def _synchronize() -> None:

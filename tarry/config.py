@@ -127,8 +127,9 @@ class Config:
 
     @property
     def run_ahead(self) -> bool:
-        """Whether a step that comes again is computed in part, on a second thread, while it is still being recorded.
-        Programs that are compiled while it is off never do. TARRY_RUN_AHEAD=0 turns it off."""
+        """Whether a second thread computes what nobody waits for: on a CPU, a step while the next one is recorded; and
+        a part of a step that comes again while it is still being recorded itself. Programs that are compiled while it
+        is off never do the latter. TARRY_RUN_AHEAD=0 turns it off."""
         return self._run_ahead
 
     @run_ahead.setter

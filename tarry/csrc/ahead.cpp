@@ -1,18 +1,11 @@
 #include "ahead.h"
 
-#include <ATen/Parallel.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <deque>
-#include <thread>
-
-#ifdef __SSE__
-#include <xmmintrin.h>
-#endif
 
 #include "batch.h"
 #include "hooks.h"
@@ -22,94 +15,19 @@ namespace {
 
 std::atomic<bool> enabled{true};
 
-// Whether denormal numbers are flushed to zero (torch.set_flush_denormal) belongs to a thread.
-unsigned float_mode() {
-#ifdef __SSE__
-  return _mm_getcsr();
-#else
-  return 0;
-#endif
+// Another tensor over the same memory. On a CPU, one that does not count among the users of the buffer: whoever asks whether he
+// may write to it should not have to wait until the program that reads it is done. The flight's sources keep the memory.
+at::Tensor lend(const at::Tensor& tensor) {
+  if (!tensor.is_cpu()) {
+    return alias(tensor);
+  }
+  c10::Storage memory(
+      c10::Storage::use_byte_size_t(), tensor.storage().nbytes(),
+      at::DataPtr(const_cast<void*>(tensor.storage().data()), tensor.device())); // NOLINT: nobody writes through it
+  auto lent = at::detail::make_tensor<c10::TensorImpl>(std::move(memory), tensor.key_set(), tensor.dtype());
+  lent.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  return lent;
 }
-
-void set_float_mode([[maybe_unused]] unsigned mode) {
-#ifdef __SSE__
-  _mm_setcsr(mode);
-#endif
-}
-
-// One thread for all flights, started by the first. Never destroyed: it may wait when the process ends.
-class Pilot {
- public:
-  static Pilot& get() {
-    static auto* pilot = new Pilot();
-    return *pilot;
-  }
-
-  void take(std::shared_ptr<Flight> flight) {
-    {
-      std::lock_guard<std::mutex> guard(mutex_);
-      if (!started_) {
-        std::thread([this] { work(); }).detach();
-        started_ = true;
-      }
-      waiting_.push_back(std::move(flight));
-    }
-    wake_.notify_one();
-  }
-
-  void wait() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    idle_.wait(lock, [this] { return waiting_.empty() && !busy_; });
-  }
-
- private:
-  void work() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    while (true) {
-      wake_.wait(lock, [this] { return !waiting_.empty(); });
-      std::shared_ptr<Flight> flight = std::move(waiting_.front());
-      waiting_.pop_front();
-      busy_ = true;
-      lock.unlock();
-      fly(*flight);
-      flight.reset();
-      lock.lock();
-      busy_ = false;
-      if (waiting_.empty()) {
-        idle_.notify_all();
-      }
-    }
-  }
-
-  static void fly(Flight& flight) {
-    std::vector<at::Tensor> results;
-    std::exception_ptr error;
-    try {
-      if (at::get_num_threads() != flight.threads) {
-        at::set_num_threads(flight.threads);
-      }
-      set_float_mode(flight.float_mode);
-      const MayBreakOff may_break_off(flight.cancelled);
-      const c10::OptionalDeviceGuard device(flight.inputs.empty() ? std::nullopt : std::make_optional(flight.inputs[0].device()));
-      PlainDispatch plain;
-      results = flight.program->parts().early->run(std::move(flight.inputs), flight.numbers);
-    } catch (...) {
-      error = std::current_exception();
-    }
-    flight.inputs.clear(); // before anybody is told: the buffers must be nobody else's when they are updated
-    std::lock_guard<std::mutex> guard(flight.mutex);
-    flight.results = std::move(results);
-    flight.error = error;
-    flight.done = true;
-    flight.landed.notify_all();
-  }
-
-  std::mutex mutex_;
-  std::condition_variable wake_, idle_;
-  std::deque<std::shared_ptr<Flight>> waiting_;
-  bool started_ = false;
-  bool busy_ = false;
-};
 
 bool same_number(const c10::IValue& a, const c10::IValue& b) {
   if (a.isDouble() && b.isDouble()) {
@@ -127,23 +45,23 @@ bool same_number(const c10::IValue& a, const c10::IValue& b) {
 }
 
 // The storages that have what the early part of the program has computed for a batch.
-std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> early_results(const Batch& batch, const SplitProgram& program) {
-  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> found;
+std::vector<WeakStorageImpl> early_results(const Batch& batch, const SplitProgram& program) {
+  std::vector<WeakStorageImpl> found;
   const auto& outputs = program.parts().outputs;
   for (size_t i = 0; i < outputs.size() && i < batch.roots.size(); ++i) {
     if (c10::StorageImpl* storage = batch.roots[i].storage; storage && outputs[i] < 0) {
       // Its last tensor may be going at this moment: it must not be called back to life.
       c10::raw::weak_intrusive_ptr::incref(storage);
-      found.push_back(c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim(storage));
+      found.push_back(WeakStorageImpl::reclaim(storage));
     }
   }
   return found;
 }
 
 // Bytes that they still take up. Storages that are looked at must not die under the lock: they go into `seen`.
-size_t bytes_of(const Expectation& expected, std::vector<c10::intrusive_ptr<c10::StorageImpl>>& seen) {
+size_t bytes_of(const std::vector<WeakStorageImpl>& results, std::vector<c10::intrusive_ptr<c10::StorageImpl>>& seen) {
   size_t bytes = 0;
-  for (const auto& weak : expected.old) {
+  for (const auto& weak : results) {
     if (auto storage = weak.lock()) {
       bytes += storage->nbytes();
       seen.push_back(std::move(storage));
@@ -228,15 +146,16 @@ std::vector<at::Tensor> SplitProgram::run_late(
   return outputs;
 }
 
-void Flight::wait() {
-  for (int i = 0; i < 2000; ++i) { // it is often about to land, and sleeping takes longer
-    std::unique_lock<std::mutex> lock(mutex, std::try_to_lock);
-    if (lock && done) {
-      return;
-    }
+void Flight::fly() noexcept {
+  try {
+    const MayBreakOff may_break_off(cancelled);
+    const c10::OptionalDeviceGuard device(inputs.empty() ? std::nullopt : std::make_optional(inputs[0].device()));
+    PlainDispatch plain;
+    results = program->parts().early->run(std::move(inputs), numbers);
+  } catch (...) {
+    error = std::current_exception();
   }
-  std::unique_lock<std::mutex> lock(mutex);
-  landed.wait(lock, [this] { return done; });
+  inputs.clear();
 }
 
 namespace {
@@ -245,7 +164,7 @@ namespace {
 constexpr uint32_t kEnoughSeen = 4;
 
 // What the early part takes, and when it can be known. Under the lock.
-void look_at_inputs(const Batch& batch, DeviceState& state, Expectation& expected) {
+void look_at_inputs(const Batch& batch, Expectation& expected) {
   const auto& parts = expected.program->parts();
   const auto [inputs, numbers] = positions_of(batch);
   std::vector<NodePtr> leaves;
@@ -263,7 +182,7 @@ void look_at_inputs(const Batch& batch, DeviceState& state, Expectation& expecte
     last = std::max(last, numbers.at(k));
     expected.foresees = false; // a seed is drawn when its operator is recorded
   }
-  state.expected_at = last + 1;
+  expected.complete_at = last + 1;
 }
 
 // The real tensor that an input of the early part will be, if that can be told; undefined if not. Under the lock.
@@ -283,27 +202,20 @@ at::Tensor foreseen(const DeviceState& state, const Node& leaf, int32_t upload, 
 
 } // namespace
 
-void expect_again(const Batch& batch, std::shared_ptr<const SplitProgram> program) noexcept try {
-  if (!enabled.load(std::memory_order_relaxed) || program->misses.load() >= SplitProgram::kMaxMisses) {
+void renew_expectation(const Batch& batch, const std::shared_ptr<const SplitProgram>& program, Replaced& old) noexcept try {
+  DeviceState& state = *batch.state;
+  Expectation& expected = *state.expected;
+  if (!runs_ahead() || program->misses.load() >= SplitProgram::kMaxMisses) {
+    expected.launch_at = kNever;
     return;
   }
-  DeviceState& state = *batch.state;
-  Expectation old;
-  std::lock_guard<std::mutex> guard(state.mutex);
-  if (state.position != 0) {
-    return; // recorded meanwhile: the next step has begun without us
-  }
-  Expectation& expected = *state.expected;
-  expected.old.swap(old.old);
-  expected.old = early_results(batch, *program);
+  old.results = std::exchange(state.early_results, early_results(batch, *program));
   if (expected.program != program || expected.order != batch.order) {
-    auto results = std::move(expected.old);
-    std::swap(old, expected);
-    old.old = std::exchange(expected.old, std::move(results)); // a storage may die with its last weak reference: not under the lock
+    std::swap(old.expected, expected);
     expected.order = batch.order;
-    expected.program = std::move(program);
-    expected.foresees = old.program != expected.program || old.foresees;
-    look_at_inputs(batch, state, expected);
+    expected.program = program;
+    expected.foresees = old.expected.program != program || old.expected.foresees;
+    look_at_inputs(batch, expected);
   }
   expected.uploads.clear();
   bool known = expected.foresees;
@@ -314,8 +226,20 @@ void expect_again(const Batch& batch, std::shared_ptr<const SplitProgram> progra
     expected.uploads.push_back(found == batch.uploads.end() ? -1 : static_cast<int32_t>(found - batch.uploads.begin()));
     known = known && (leaf->steady || expected.uploads.back() >= 0);
   }
-  state.launch_at = known ? std::min(kEnoughSeen, state.expected_at) : state.expected_at;
+  expected.launch_at = known ? std::min(kEnoughSeen, expected.complete_at) : expected.complete_at;
 } catch (...) {
+  batch.state->expected->launch_at = kNever;
+}
+
+void expect_again(const Batch& batch, std::shared_ptr<const SplitProgram> program) noexcept {
+  DeviceState& state = *batch.state;
+  Replaced old;
+  std::lock_guard<std::mutex> guard(state.mutex);
+  if (state.position != 0) {
+    return; // recorded meanwhile: the next step has begun without us
+  }
+  renew_expectation(batch, program, old);
+  state.launch_at = state.expected->program == program ? state.expected->launch_at : kNever;
 }
 
 namespace {
@@ -328,7 +252,7 @@ bool has_room(DeviceState& state) {
   {
     std::lock_guard<std::mutex> guard(state.mutex);
     program = state.position < state.launch_at ? nullptr : state.expected->program;
-    in_use = program ? bytes_of(*state.expected, seen) : 0;
+    in_use = program ? bytes_of(state.early_results, seen) : 0;
   }
   seen.clear(); // or they would be in use
   if (!program) {
@@ -360,6 +284,10 @@ void launch(DeviceState& state) {
   if (state.position < state.launch_at || !state.expected->program) {
     return;
   }
+  if (state.expected->program->misses.load() >= SplitProgram::kMaxMisses) {
+    state.launch_at = kNever;
+    return;
+  }
   const uint32_t until = std::exchange(state.launch_at, kNever);
   const Expectation& expected = *state.expected;
   for (const NodePtr& node : expected.order) {
@@ -372,8 +300,6 @@ void launch(DeviceState& state) {
   }
   flight->program = expected.program;
   flight->epoch = state.epoch;
-  flight->threads = at::get_num_threads();
-  flight->float_mode = float_mode();
   for (const NodePtr& node : expected.order) {
     if (node->is_leaf()) {
       continue;
@@ -388,16 +314,16 @@ void launch(DeviceState& state) {
     at::Tensor data = leaf.epoch == state.epoch ? leaf.data : at::Tensor();
     if (!data.defined()) {
       flight->foreseen = true;
-      data = until < state.expected_at ? foreseen(state, leaf, expected.uploads[i], held) : at::Tensor();
+      data = until < expected.complete_at ? foreseen(state, leaf, expected.uploads[i], held) : at::Tensor();
     }
-    if (!data.defined() && until < state.expected_at) {
-      state.launch_at = state.expected_at; // wait until it is recorded
+    if (!data.defined() && until < expected.complete_at) {
+      state.launch_at = expected.complete_at; // wait until it is recorded
       return;
     }
     if (!data.defined() || data.layout() != c10::kStrided || data.is_meta()) {
       return;
     }
-    flight->inputs.push_back(alias(data));
+    flight->inputs.push_back(lend(data));
     flight->sources.push_back(std::move(data));
   }
   const Program& early = *flight->program->parts().early;
@@ -405,18 +331,14 @@ void launch(DeviceState& state) {
     return;
   }
   state.flight = flight;
-  Pilot::get().take(std::move(flight));
+  hand_over(std::move(flight));
 }
 
-std::optional<std::vector<at::Tensor>> land(Batch& batch, const SplitProgram& program, const std::vector<c10::IValue>& numbers) {
-  if (!batch.flight) {
-    return std::nullopt;
+std::shared_ptr<Flight> claim_flight(Batch& batch, const SplitProgram& program, const std::vector<c10::IValue>& numbers) {
+  std::shared_ptr<Flight> flight = std::move(batch.flight);
+  if (!flight) {
+    return nullptr;
   }
-  const std::shared_ptr<Flight> flight = std::move(batch.flight);
-  if (flight->program.get() != &program) {
-    flight->cancelled = true;
-  }
-  flight->wait();
   std::vector<const Node*> inputs;
   for (const NodePtr& node : batch.order) {
     if (node->is_leaf()) {
@@ -424,28 +346,36 @@ std::optional<std::vector<at::Tensor>> land(Batch& batch, const SplitProgram& pr
     }
   }
   const auto& parts = program.parts();
-  bool same = flight->program.get() == &program && !flight->error;
+  bool same = flight->program.get() == &program;
   for (size_t i = 0; same && i < parts.early_takes.size(); ++i) {
     same = parts.early_takes[i] < inputs.size() && inputs[parts.early_takes[i]]->data.is_same(flight->sources[i]);
   }
   for (size_t i = 0; same && i < parts.numbers.size(); ++i) {
     same = same_number(numbers.at(parts.numbers[i]), flight->numbers.at(parts.numbers[i]));
   }
-  flight->sources.clear();
-  {
+  flight->cancelled = !same;
+  if (!same || !real_device(batch.state->index).is_cpu()) {
+    flight->wait();
+  }
+  flight->sources.clear(); // the batch has the same, if it is still in the air
+  if (same) {
+    return flight;
+  }
+  ++batch.state->ahead_missed;
+  ++flight->program->misses;
+  if (flight->foreseen && flight->program.get() == &program) {
     std::lock_guard<std::mutex> guard(batch.state->mutex);
-    ++(same ? batch.state->ahead_used : batch.state->ahead_missed);
+    batch.state->expected->foresees = false;
   }
-  if (!same) {
-    ++flight->program->misses;
-    if (flight->foreseen && flight->program.get() == &program) {
-      std::lock_guard<std::mutex> guard(batch.state->mutex);
-      batch.state->expected->foresees = false;
-    }
-    return std::nullopt;
-  }
-  program.misses = 0;
-  return std::move(flight->results);
+  return nullptr;
+}
+
+std::optional<std::vector<at::Tensor>> land(DeviceState& state, Flight& flight) {
+  flight.wait();
+  const bool failed = flight.error != nullptr;
+  ++(failed ? state.ahead_missed : state.ahead_used);
+  flight.program->misses = failed ? flight.program->misses + 1 : 0;
+  return failed ? std::nullopt : std::make_optional(std::move(flight.results));
 }
 
 void abandon(Batch& batch) {
@@ -457,8 +387,11 @@ void abandon(Batch& batch) {
   flight->wait();
   flight->sources.clear();
   ++flight->program->misses;
-  std::lock_guard<std::mutex> guard(batch.state->mutex);
   ++batch.state->ahead_missed;
+}
+
+bool runs_ahead() {
+  return enabled.load(std::memory_order_relaxed);
 }
 
 void set_run_ahead(bool on) {
@@ -471,17 +404,23 @@ void set_run_ahead(bool on) {
 void forget_expectations() {
   for (c10::DeviceIndex i = 0; i < kMaxDevices; ++i) {
     DeviceState& state = device_state(i);
-    Expectation old;
+    Expectation old, older;
+    std::vector<WeakStorageImpl> results;
     std::shared_ptr<Flight> flight;
-    std::lock_guard<std::mutex> guard(state.mutex);
-    std::swap(old, *state.expected);
-    std::swap(flight, state.flight);
-    state.launch_at = kNever;
+    {
+      std::lock_guard<std::mutex> guard(state.mutex);
+      std::swap(old, *state.expected);
+      std::swap(older, *state.other_expected);
+      std::swap(results, state.early_results);
+      std::swap(flight, state.flight);
+      state.launch_at = kNever;
+      state.pointless = state.grounded = 0;
+    }
+    if (flight) {
+      flight->cancelled = true;
+      flight->wait(); // see pilot.h
+    }
   }
-}
-
-void land_all() {
-  Pilot::get().wait();
 }
 
 void wait_for_flights() {

@@ -9,10 +9,10 @@
 // otherwise.
 #pragma once
 
-#include <condition_variable>
 #include <exception>
 
 #include "graph.h"
+#include "pilot.h"
 #include "program.h"
 
 namespace tarry {
@@ -51,24 +51,21 @@ class SplitProgram final : public Program {
 };
 
 // The early part of a step, on its way.
-struct Flight {
+struct Flight final : Task {
   std::shared_ptr<const SplitProgram> program;
   uint64_t epoch = 0;
   std::vector<at::Tensor> sources; // the inputs as the leaves have them
-  std::vector<at::Tensor> inputs; // aliases of them, given to the program
+  std::vector<at::Tensor> inputs; // others over the same memory, given to the program
   std::vector<c10::IValue> numbers;
   bool foreseen = false; // launched before all inputs were recorded
   std::atomic<bool> cancelled{false}; // nobody wants it any more
-  int threads = 1;
-  unsigned float_mode = 0; // how the launching thread treats denormal numbers
 
-  std::mutex mutex;
-  std::condition_variable landed;
-  bool done = false;
+  // When it is done:
   std::vector<at::Tensor> results;
   std::exception_ptr error;
 
-  void wait();
+ protected:
+  void fly() noexcept override;
 };
 
 // What the next step is expected to be.
@@ -78,17 +75,26 @@ struct Expectation {
   std::vector<NodePtr> inputs; // the leaves that the early part takes
   std::vector<int32_t> uploads; // for each of them, which upload of the step it was; -1: none
   bool foresees = true; // inputs are told before they are recorded; wrong once, never tried again
-  // What the early part has computed for the program: gradients, above all. See Program::makes_room.
-  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> old;
+  uint32_t complete_at = kNever; // the position at which all inputs of the early part are recorded
+  uint32_t launch_at = kNever; // the same, or an earlier one if all can be foreseen
   static constexpr uint32_t kLookAgain = 8; // nodes recorded until it is looked at again
 };
 
 // A batch was computed by this program: expect the next one to be the same. Never throws: the batch is committed.
 void expect_again(const Batch& batch, std::shared_ptr<const SplitProgram> program) noexcept;
+// The same, for a batch that is about to be computed. Under the lock; what is replaced goes into `old`.
+struct Replaced {
+  Expectation expected;
+  std::vector<WeakStorageImpl> results;
+};
+void renew_expectation(const Batch& batch, const std::shared_ptr<const SplitProgram>& program, Replaced& old) noexcept;
 // Called when `state.launch_at` is reached, without the lock.
 void launch(DeviceState& state);
-// The early results for a batch that `program` is to compute, if they were computed ahead from its very inputs and numbers.
-std::optional<std::vector<at::Tensor>> land(Batch& batch, const SplitProgram& program, const std::vector<c10::IValue>& numbers);
+// What was launched ahead for a batch that `program` is to compute, if with its very inputs and numbers. It has let go of the
+// inputs; on a CPU it may still be in the air.
+std::shared_ptr<Flight> claim_flight(Batch& batch, const SplitProgram& program, const std::vector<c10::IValue>& numbers);
+// Its results, which are given away; none if it has failed.
+std::optional<std::vector<at::Tensor>> land(DeviceState& state, Flight& flight);
 
 // Something else computes the batch: what is in the air for it breaks off, and lets go of its inputs.
 void abandon(Batch& batch);
@@ -96,9 +102,9 @@ void abandon(Batch& batch);
 // Where in the recording each input and each number of a batch came up.
 std::pair<std::vector<uint32_t>, std::vector<uint32_t>> positions_of(const Batch& batch);
 
+bool runs_ahead();
 void set_run_ahead(bool on);
 void forget_expectations(); // on all devices
-void land_all(); // waits for what is in the air: before a fork, whose child would inherit locks that are held in it
 void wait_for_flights(); // at the end of the process, for good: nothing may run while libraries are unloaded
 
 } // namespace tarry

@@ -10,10 +10,10 @@
 #include "ahead.h"
 #include "hooks.h"
 #include "scan.h"
+#include "voyage.h"
 
 namespace tarry {
 namespace {
-
 
 bool before(const NodePtr& a, const NodePtr& b) {
   return a->epoch != b->epoch ? a->epoch < b->epoch : a->position < b->position;
@@ -62,12 +62,13 @@ void gather(Batch& batch) {
 
 } // namespace
 
-std::unique_ptr<Batch> collect(DeviceState& state) {
+std::shared_ptr<Batch> collect(DeviceState& state) {
   check_fork();
-  auto batch = std::make_unique<Batch>();
+  auto batch = std::make_shared<Batch>();
   batch->state = &state;
   std::vector<NodePtr> old_history;
   std::lock_guard<std::mutex> guard(state.mutex);
+  TORCH_INTERNAL_ASSERT(!state.voyage);
   for (TarryStorage* storage = state.pending; storage; storage = storage->next) {
     if (storage->value.node->error) {
       continue;
@@ -93,9 +94,9 @@ std::unique_ptr<Batch> collect(DeviceState& state) {
   return batch;
 }
 
-std::unique_ptr<Batch> peek(const std::vector<at::Tensor>& tensors) {
+std::shared_ptr<Batch> peek(const std::vector<at::Tensor>& tensors) {
   check_fork();
-  auto batch = std::make_unique<Batch>();
+  auto batch = std::make_shared<Batch>();
   batch->state = nullptr;
   batch->epoch = 0;
   std::vector<TarryStorage*> storages;
@@ -110,6 +111,7 @@ std::unique_ptr<Batch> peek(const std::vector<at::Tensor>& tensors) {
   if (storages.empty()) {
     return nullptr;
   }
+  await_step(*batch->state);
   Graveyard graveyard;
   std::lock_guard<std::mutex> guard(batch->state->mutex);
   for (TarryStorage* storage : storages) {
@@ -166,7 +168,7 @@ at::Tensor alias(const at::Tensor& tensor) {
   return at::Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), false));
 }
 
-std::vector<at::Tensor> Batch::inputs(const std::vector<int64_t>& update) const {
+std::vector<at::Tensor> Batch::inputs(const std::vector<int64_t>& update, Graveyard& replaced) const {
   PlainDispatch plain;
   std::vector<at::Tensor> tensors;
   std::vector<bool> updated(slots);
@@ -178,7 +180,8 @@ std::vector<at::Tensor> Batch::inputs(const std::vector<int64_t>& update) const 
       node->data = on_real_device(std::move(node->data), *state);
       if (updated[tensors.size()] &&
           (node->data.use_count() != 1 || node->data.storage().use_count() != 1)) {
-        node->data = clone_exactly(node->data);
+        at::Tensor own = clone_exactly(node->data);
+        replaced.tensors.push_back(std::exchange(node->data, std::move(own)));
       }
       tensors.push_back(alias(node->data));
     } else if (node->results) {
@@ -353,32 +356,69 @@ void Batch::commit_results(std::vector<at::Tensor> outputs) {
   commit(std::move(outputs));
 }
 
+namespace {
+
+// A flight reads the batch's inputs: it must have landed before anything else is done with them, also after an error.
+struct LandsFirst {
+  std::shared_ptr<Flight> flight;
+  ~LandsFirst() {
+    if (flight) {
+      flight->wait();
+    }
+  }
+};
+
+} // namespace
+
 bool Batch::run(
-    const std::shared_ptr<const Program>& program, const std::vector<int64_t>& update, const std::vector<int64_t>& symbols) {
+    const std::shared_ptr<const Program>& program, const std::vector<int64_t>& update, const std::vector<int64_t>& symbols,
+    std::shared_ptr<void> diagnose) {
   c10::InferenceMode no_inference(false); // what is made in inference mode cannot be written outside it, and results outlive the block
   PlainDispatch plain; // the second: the first switches autograd on
   auto given = numbers();
   given.insert(given.end(), symbols.begin(), symbols.end());
   const auto split = std::dynamic_pointer_cast<const SplitProgram>(program);
-  if (!split) {
+  LandsFirst ahead;
+  if (split) {
+    ahead.flight = claim_flight(*this, *split, given); // first: other flights hold on to buffers that are to be updated
+  } else {
     abandon(*this);
-    auto taken = inputs(update);
-    if (!program->accepts(taken)) {
-      return false;
+  }
+  auto taken = inputs(update, left);
+  if (!(split ? ahead.flight || split->early_accepts(taken) : program->accepts(taken))) {
+    return false;
+  }
+  if (unawaited && may_depart(*this)) {
+    auto voyage = std::make_shared<Voyage>();
+    voyage->batch = shared_from_this();
+    voyage->program = program;
+    voyage->split = split;
+    voyage->early = ahead.flight;
+    voyage->inputs = std::move(taken);
+    voyage->numbers = std::move(given);
+    voyage->diagnose = std::move(diagnose);
+    if (depart(voyage, update)) {
+      ahead.flight.reset();
+      return true;
     }
+    taken = std::move(voyage->inputs);
+    given = std::move(voyage->numbers);
+  }
+  if (!split) {
+    left = {};
     commit_results(program->run(std::move(taken), given));
     return true;
   }
-  // Values that another step left behind are inputs of this one only: nothing like it will come again.
-  const bool comes_again = !replayed && std::none_of(order.begin(), order.end(), [](const NodePtr& node) { return node->results != nullptr; });
-  auto early = land(*this, *split, given); // first: a flight holds on to buffers that are to be updated
-  auto taken = inputs(update);
-  if (!early && split->early_accepts(taken)) {
+  auto early = ahead.flight ? land(*state, *ahead.flight) : std::nullopt;
+  left = {};
+  if (!early) {
     early = split->run_early(taken, given);
   }
-  if (!early || !split->late_accepts(taken, *early)) {
+  if (!split->late_accepts(taken, *early)) {
     return false;
   }
+  // Values that another step left behind are inputs of this one only: nothing like it will come again.
+  const bool comes_again = !replayed && std::none_of(order.begin(), order.end(), [](const NodePtr& node) { return node->results != nullptr; });
   commit_results(split->run_late(taken, std::move(*early), given));
   if (comes_again) {
     expect_again(*this, split);
@@ -400,9 +440,18 @@ void Batch::commit(std::vector<at::Tensor> outputs) {
         outputs[i].scalar_type(), outputs[i].sizes(), " with strides ", outputs[i].strides(), ", but ", layout->dtype,
         layout->sizes, " with strides ", layout->strides, " was recorded");
   }
-  Graveyard graveyard;
+  for (size_t i = 0; i < in_place.size(); ++i) {
+    if (in_place[i].defined() && !outputs[i].is_same(in_place[i])) {
+      in_place[i].copy_(outputs[i]); // the next step has this buffer already
+    }
+  }
+  Graveyard here;
+  Graveyard& graveyard = aloft ? left : here;
   std::lock_guard<std::mutex> guard(state->mutex);
-  const bool quiet = state->position == 0; // nobody has recorded since collect()
+  // Nobody has recorded since collect(); or whoever needed one of the nodes would have waited.
+  const bool quiet = aloft || state->position == 0;
+  auto& history = aloft ? state->other_history : state->history;
+  state->overlapped += aloft && state->position != 0;
   for (size_t i = 0; i < roots.size(); ++i) {
     Root& root = roots[i];
     if (!quiet) {
@@ -416,6 +465,10 @@ void Batch::commit(std::vector<at::Tensor> outputs) {
       set_data(root.storage, std::move(outputs[i]), graveyard);
     }
   }
+  for (at::Tensor& buffer : in_place) {
+    graveyard.tensors.push_back(std::move(buffer));
+  }
+  in_place.clear();
   for (NodePtr& node : order) {
     if (node->is_leaf() && node->data.defined()) { // nothing recorded later reads it: a new epoch has its own leaves
       graveyard.tensors.push_back(std::move(node->data));
@@ -428,10 +481,10 @@ void Batch::commit(std::vector<at::Tensor> outputs) {
       continue; // of an earlier, interrupted epoch: not to be used again
     }
     if (quiet && node->epoch == epoch && !node->error) {
-      if (state->history.size() <= node->position) {
-        state->history.resize(node->position + 1);
+      if (history.size() <= node->position) {
+        history.resize(node->position + 1);
       }
-      state->history[node->position] = node;
+      history[node->position] = node;
     }
   }
 }

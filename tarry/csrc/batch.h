@@ -14,7 +14,7 @@ struct Root {
 class Program;
 struct Structure;
 
-struct Batch {
+struct Batch : std::enable_shared_from_this<Batch> {
   Batch() = default;
   Batch(const Batch&) = delete;
   ~Batch();
@@ -29,6 +29,10 @@ struct Batch {
   std::vector<WeakStorageImpl> uploads; // storages filled from the host while it was recorded
   uint32_t slots = 0; // number of values; node n's outputs are slots n->first_slot ...
   std::vector<int32_t> replaces; // per root: the slot of the leaf whose buffer the root's storage had, or -1
+  bool unawaited = false; // nobody needs a value of it: it may be computed while the next one is recorded (voyage.h)
+  bool aloft = false; // and so it is
+  std::vector<at::Tensor> in_place; // if it is, or was and failed: per root, the buffer that its storage was given beforehand
+  Graveyard left; // what it does not need any more, but something in the air may read; freed by the thread that lands it
 
   size_t operations() const; // nodes that are not inputs
   size_t leaves() const; // nodes that are
@@ -36,8 +40,8 @@ struct Batch {
   Hash128 place() const;
   // The tensors of the leaves, in order, as aliases: a tensor that Python has seen keeps a reference to itself, and its buffer
   // could never be known to be unshared again. Inputs in `update` (positions) are to be written: they get a buffer of their
-  // own if anybody else can see theirs.
-  std::vector<at::Tensor> inputs(const std::vector<int64_t>& update) const;
+  // own if anybody else can see theirs; the old one goes into `replaced`.
+  std::vector<at::Tensor> inputs(const std::vector<int64_t>& update, Graveyard& replaced) const;
   // The very tensors, which a backend hangs its own data on (a tensor on the meta device stands for such data).
   std::vector<at::Tensor> own_inputs() const;
   // The numbers of all nodes, as often as they are used, in the order of the raw graph (bindings.cpp).
@@ -49,9 +53,12 @@ struct Batch {
   void commit_results(std::vector<at::Tensor> outputs);
   // The same for outputs that are known to be right.
   void commit(std::vector<at::Tensor> outputs);
-  // Runs a program and commits what it gives. Inputs in `update` are written by it. The values of its symbols, if its sizes vary,
-  // follow the numbers. False, and nothing is done, if the program does not accept the inputs.
-  bool run(const std::shared_ptr<const Program>& program, const std::vector<int64_t>& update, const std::vector<int64_t>& symbols);
+  // Runs a program and commits what it gives; or has that done on the second thread, if the batch is unawaited and it can be
+  // (`diagnose`: see Voyage). Inputs in `update` are written by it. The values of its symbols, if its sizes vary, follow the
+  // numbers. False, and nothing is done, if the program does not accept the inputs.
+  bool run(
+      const std::shared_ptr<const Program>& program, const std::vector<int64_t>& update, const std::vector<int64_t>& symbols,
+      std::shared_ptr<void> diagnose);
   // Runs the nodes one by one on the real device and commits. If a node fails, all that does not depend on it is computed
   // all the same, storages that it would have changed keep their last good contents, and the error is thrown at the end.
   // An `interruptible` run lets signal handlers run in between: they must not ask for values.
@@ -80,10 +87,10 @@ struct Structure {
   std::vector<int32_t> replaces;
 };
 
-// Takes a snapshot of all pending storages and starts a new epoch; null if nothing is pending.
-std::unique_ptr<Batch> collect(DeviceState& state);
+// No step may be in the air. Takes a snapshot of all pending storages and starts a new epoch; null if nothing is pending.
+std::shared_ptr<Batch> collect(DeviceState& state);
 // The graph behind some tensors, without starting a new epoch.
-std::unique_ptr<Batch> peek(const std::vector<at::Tensor>& tensors);
+std::shared_ptr<Batch> peek(const std::vector<at::Tensor>& tensors);
 
 // The numbers of one node, in the order of the raw graph.
 void append_numbers(const Node& node, std::vector<c10::IValue>& found);

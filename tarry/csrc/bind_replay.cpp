@@ -155,7 +155,7 @@ void bind_replay(py::module& m) {
   py::class_<Snapshot>(m, "Snapshot", "The batch of a traced call, copied before it runs.")
       .def(py::init<const Batch&, const Trace&>())
       .def_readonly("whole", &Snapshot::whole)
-      .def_property_readonly("batch", [](Snapshot& snapshot) { return snapshot.batch.get(); }, py::return_value_policy::reference_internal)
+      .def_property_readonly("batch", [](Snapshot& snapshot) { return snapshot.batch; })
       .def("leaves", [](const Snapshot& snapshot) {
         py::list result;
         for (const Trace::Leaf& leaf : snapshot.leaves) {
@@ -188,7 +188,7 @@ void bind_replay(py::module& m) {
           py::arg("gradients"), py::arg("holders"), py::arg("hosts"), py::arg("written"), py::arg("kept"), py::arg("seeds"),
           py::arg("draws"))
       .def("arm", &arm, "The results, pending; or a string that says why the step cannot be replayed now.")
-      .def_property_readonly("batch", [](Replay& replay) { return &replay.batch(); }, py::return_value_policy::reference_internal);
+      .def_property_readonly("batch", [](Replay& replay) { return replay.batch(); });
 }
 
 } // namespace tarry

@@ -15,6 +15,7 @@
 #include "provenance.h"
 #include "raw_graph.h"
 #include "record.h"
+#include "voyage.h"
 
 namespace py = pybind11;
 
@@ -31,6 +32,14 @@ at::Tensor wrapped_number(const at::Scalar& value) {
   at::Tensor number = at::detail::scalar_tensor_static(value, value.type(), at::kCPU);
   number.unsafeGetTensorImpl()->set_wrapped_number(true);
   return number;
+}
+
+// A Python object that may be let go of on any thread.
+std::shared_ptr<void> kept_object(py::object object) {
+  return std::shared_ptr<void>(object.release().ptr(), [](void* kept) {
+    py::gil_scoped_acquire acquire;
+    Py_DECREF(static_cast<PyObject*>(kept));
+  });
 }
 
 TORCH_LIBRARY_FRAGMENT(tarry, m) {
@@ -69,15 +78,20 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     result["record"] = state.recorded;
     result["node_reuse"] = state.reused;
     if (state.ahead_used || state.ahead_missed) {
-      result["run_ahead"] = state.ahead_used;
-      result["run_ahead_miss"] = state.ahead_missed;
+      result["run_ahead"] = state.ahead_used.load();
+      result["run_ahead_miss"] = state.ahead_missed.load();
+    }
+    if (state.departed) {
+      result["handed_over"] = state.departed;
+      result["overlapped"] = state.overlapped;
     }
     return result;
   });
   m.def("reset_counters", [](int device) {
     auto& state = device_state(static_cast<c10::DeviceIndex>(device));
     std::lock_guard<std::mutex> guard(state.mutex);
-    state.recorded = state.reused = state.ahead_used = state.ahead_missed = 0;
+    state.recorded = state.reused = state.departed = state.overlapped = 0;
+    state.ahead_used = state.ahead_missed = 0;
   });
   m.def("pending", [](int device) {
     auto& state = device_state(static_cast<c10::DeviceIndex>(device));
@@ -95,6 +109,22 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     std::lock_guard<std::mutex> guard(storage->state->mutex);
     return static_cast<bool>(storage->value.node);
   });
+  m.def("is_aloft", [](int device) {
+    auto& state = device_state(static_cast<c10::DeviceIndex>(device));
+    std::lock_guard<std::mutex> guard(state.mutex);
+    return state.voyage && state.position == 0;
+  }, "Whether a step is in the air, and nothing was recorded since.");
+  m.def("land", [](int device) {
+    py::gil_scoped_release release;
+    return land_step(device_state(static_cast<c10::DeviceIndex>(device)));
+  }, "Waits for the step in the air. Gives it if it has failed.");
+  py::class_<Voyage, std::shared_ptr<Voyage>>(m, "Voyage", "A step in the air, or one that has failed there.")
+      .def_property_readonly("batch", [](const Voyage& voyage) { return voyage.batch; })
+      .def_property_readonly("diagnose", [](const Voyage& voyage) {
+        return py::reinterpret_borrow<py::object>(static_cast<PyObject*>(voyage.diagnose.get()));
+      })
+      .def("rethrow", [](const Voyage& voyage) { std::rethrow_exception(voyage.error); })
+      .def("close", [](const Voyage& voyage) { close(*voyage.batch->state, voyage); });
   m.def("collect", [](int device) { return collect(device_state(static_cast<c10::DeviceIndex>(device))); });
   m.def("peek", &peek);
 
@@ -112,7 +142,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       }))
       .def("match", [](const SizeTemplate& self, const Outline& outline) { return self.match(outline.integers); });
   py::class_<Structure>(m, "Structure").def_property_readonly("key", [](const Structure& s) { return key_of(s.key); });
-  py::class_<Batch>(m, "Batch")
+  py::class_<Batch, std::shared_ptr<Batch>>(m, "Batch")
       .def_property_readonly("key", [](const Batch& batch) { return key_of(batch.key); })
       .def_property_readonly("num_operations", &Batch::operations)
       .def_property_readonly("num_inputs", &Batch::leaves)
@@ -123,7 +153,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           "inputs",
           [](Batch& batch, const std::vector<int64_t>& update) {
             abandon(batch);
-            return batch.inputs(update);
+            Graveyard replaced;
+            return batch.inputs(update, replaced);
           },
           py::arg("update") = std::vector<int64_t>())
       .def("own_inputs", &Batch::own_inputs)
@@ -142,11 +173,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("positions", &positions_of)
       .def("structure", [](const Batch& batch) { return std::make_unique<Structure>(batch); })
       .def("matches", &Batch::matches)
+      .def_readwrite("unawaited", &Batch::unawaited, "Nobody needs a value of it now.")
       .def("run", [](Batch& batch, const std::shared_ptr<Program>& program, const std::vector<int64_t>& update,
-                     const std::vector<int64_t>& symbols) {
+                     const std::vector<int64_t>& symbols, py::object diagnose) {
+        std::shared_ptr<void> kept = batch.unawaited ? kept_object(std::move(diagnose)) : nullptr;
         py::gil_scoped_release release;
-        return batch.run(program, update, symbols);
-      }, py::arg("program"), py::arg("update"), py::arg("symbols") = std::vector<int64_t>())
+        return batch.run(program, update, symbols, std::move(kept));
+      }, py::arg("program"), py::arg("update"), py::arg("symbols"), py::arg("diagnose"))
       .def("interpret", &Batch::interpret, py::arg("interruptible"), py::call_guard<py::gil_scoped_release>())
       .def("commit", [](Batch& batch, std::vector<std::optional<at::Tensor>> results) {
         std::vector<at::Tensor> outputs;

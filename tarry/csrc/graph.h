@@ -111,6 +111,7 @@ struct Node final : c10::intrusive_ptr_target {
 struct DeviceState;
 struct Expectation; // ahead.h
 struct Flight;
+struct Voyage; // voyage.h
 struct Trace; // replay.h
 
 struct TarryStorage final : c10::StorageImpl {
@@ -156,7 +157,7 @@ struct DeviceState {
   TarryStorage* pending = nullptr;
   uint64_t epoch = 1; // grows by one at each collect()
   uint32_t position = 0; // of the next node in this epoch
-  std::vector<NodePtr> history; // nodes of the last executed step by position, free to be used again
+  std::vector<NodePtr> history; // nodes of an executed step by position, free to be used again
   ska::flat_hash_map<Hash128, std::unique_ptr<Signature>, HashOfHash> signatures;
   // Of custom operators: a call with its numbers, to the call's hash with the shapes that they make of it.
   ska::flat_hash_map<Hash128, Hash128, HashOfHash> shapes_by_numbers;
@@ -164,13 +165,24 @@ struct DeviceState {
   uint64_t reused = 0;
   // Running ahead (ahead.h): what is expected, from which position on it may be launched, and what was launched in this epoch.
   std::unique_ptr<Expectation> expected;
-  uint32_t expected_at = kNever;
   static constexpr size_t kMaxUploads = 256;
   std::vector<WeakStorageImpl> uploads; // the first storages filled from the host since the last collect(), in order
-  uint32_t launch_at = kNever; // as expected_at, until it was launched or the epoch is over
+  uint32_t launch_at = kNever; // until it was launched or the epoch is over
   std::shared_ptr<Flight> flight;
-  uint64_t ahead_used = 0; // flights whose results were right
-  uint64_t ahead_missed = 0;
+  // What the early part of the last step has computed for the program: gradients, above all. The next ones are not computed
+  // while too much of these is still there: see Program::makes_room.
+  std::vector<WeakStorageImpl> early_results;
+  std::atomic<uint64_t> ahead_used{0}; // flights whose results were right
+  std::atomic<uint64_t> ahead_missed{0};
+  // The step that is in the air while the next one is recorded (voyage.h). Its nodes are not free before it has landed, so steps
+  // take turns with two sets of nodes; what is expected of a step is told in terms of its set.
+  std::shared_ptr<Voyage> voyage;
+  std::vector<NodePtr> other_history;
+  std::unique_ptr<Expectation> other_expected;
+  uint64_t departed = 0; // steps that were handed over
+  uint64_t overlapped = 0; // those among them that had not landed when something was recorded again
+  int pointless = 0; // how often in a row a step was waited for before anything was recorded
+  int grounded = 0; // steps to come that are not handed over
   std::atomic<Trace*> trace{nullptr}; // while a call is watched that may be replayed later
 
   void link(TarryStorage* storage);

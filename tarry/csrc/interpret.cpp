@@ -64,6 +64,9 @@ class Interpreter {
   // Keeps what is computed so far with its nodes, for nodes that still need it: the batch can be taken up again later.
   void keep_results(); // under the lock
   void settle_failures();
+  // Back along the writes to the last value that could be computed; undefined if there is none to go back to, and reading the
+  // storage raises the error again.
+  at::Tensor last_good_value(const Root& root) const;
   // Why a node must not run after a failure, if so: it depends on a failed node, or it would write to something older than
   // the failure. In eager the program would have stopped there, so later writes must not show.
   std::shared_ptr<std::string> inherited_error(const Node& node) const;
@@ -337,32 +340,49 @@ std::shared_ptr<std::string> Interpreter::inherited_error(const Node& node) cons
   return nullptr;
 }
 
+at::Tensor Interpreter::last_good_value(const Root& root) const {
+  const Node* node = root.node.get();
+  uint32_t output = root.output;
+  while (node->error && output >= node->signature->fresh.size()) {
+    const Edge& edge = node->edges[node->mutations[output - node->signature->fresh.size()].edge];
+    output = edge.output;
+    node = edge.node.get();
+    if (!node->op) {
+      break;
+    }
+  }
+  return node->error ? at::Tensor() : values_[node->first_slot + output];
+}
+
 void Interpreter::settle_failures() {
   Graveyard graveyard;
-  std::lock_guard<std::mutex> guard(batch_.state->mutex);
-  if (batch_.state->position != 0) {
-    keep_results(); // nodes recorded meanwhile may refer to these
-  }
-  for (const Root& root : batch_.roots) {
-    const Node* node = root.node.get();
-    uint32_t output = root.output;
-    // Back along the writes to the last value that could be computed.
-    while (node->error && output >= node->signature->fresh.size()) {
-      const Edge& edge = node->edges[node->mutations[output - node->signature->fresh.size()].edge];
-      output = edge.output;
-      node = edge.node.get();
-      if (!node->op) {
-        break;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
+  {
+    std::lock_guard<std::mutex> guard(batch_.state->mutex);
+    if (batch_.state->position != 0) {
+      keep_results(); // nodes recorded meanwhile may refer to these
+    }
+    for (size_t i = 0; i < batch_.roots.size(); ++i) {
+      const Root& root = batch_.roots[i];
+      const at::Tensor value = last_good_value(root);
+      if (i < batch_.in_place.size() && batch_.in_place[i].defined()) {
+        copies.emplace_back(batch_.in_place[i], value); // the next step may have this buffer already
+        continue;
+      }
+      if (!root.storage || root.storage->value.node != root.node) {
+        continue; // written meanwhile
+      }
+      if (value.defined() && root.storage->home->describes(value.unsafeGetTensorImpl())) {
+        set_data(root.storage, value, graveyard);
       }
     }
-    if (!root.storage || root.storage->value.node != root.node || node->error) {
-      continue; // written meanwhile, or nothing good to go back to: reading it raises the error again
-    }
-    at::Tensor value = values_[node->first_slot + output];
-    if (value.defined() && root.storage->home->describes(value.unsafeGetTensorImpl())) {
-      set_data(root.storage, std::move(value), graveyard);
+  }
+  for (auto& [buffer, value] : copies) {
+    if (value.defined() && !value.is_same(buffer)) {
+      buffer.copy_(value);
     }
   }
+  batch_.in_place.clear();
 }
 
 void Interpreter::run() {

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/AutogradState.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "ahead.h"
@@ -11,6 +12,7 @@
 #include "provenance.h"
 #include "replay.h"
 #include "scan.h"
+#include "voyage.h"
 
 namespace tarry {
 namespace {
@@ -187,6 +189,20 @@ void check_overlap(const Scan& scan) {
   }
 }
 
+// What is about to be overwritten need not be computed.
+bool is_overwritten(const Scan& scan, const TensorArgument& argument) {
+  return argument.is_mutable && scan.op.has(kOverwrites) && !argument.view && argument.storage->value.node;
+}
+
+// Whether an argument is a result of the step in the air. Under the lock.
+bool reads_aloft(const Scan& scan) {
+  const DeviceState& state = *scan.state;
+  return C10_UNLIKELY(state.voyage != nullptr) &&
+      std::any_of(scan.tensors.begin(), scan.tensors.end(), [&](const TensorArgument& argument) {
+           return is_aloft(state, argument.storage->value) && !is_overwritten(scan, argument);
+         });
+}
+
 // An out= argument of the wrong shape. An empty storage simply becomes one of the right layout, in the same go; any other
 // argument is resized first as eager does it (other views of its storage stay valid), and the call is recorded anew.
 bool has_other_than_empty(const Scan& scan, const Signature& signature) {
@@ -228,8 +244,7 @@ NodePtr make_node(Scan& scan, const Signature* signature, uint32_t site, Graveya
   Hash128 hash = scan.hash;
   for (const TensorArgument& argument : scan.tensors) {
     Value value;
-    if (argument.is_mutable && scan.op.has(kOverwrites) && !argument.view && argument.storage->value.node) {
-      // What is about to be overwritten need not be computed.
+    if (is_overwritten(scan, argument)) {
       value = {empty_node(state, argument.storage->home, graveyard), 0};
     } else {
       value = current_value(argument.storage, graveyard);
@@ -396,6 +411,11 @@ void record(const Operator& op, torch::jit::Stack* stack) {
       lock.unlock();
       resize_all(scan, *signature);
       return record(op, stack);
+    }
+    while (!signature->only_views && reads_aloft(scan)) {
+      lock.unlock();
+      await_step(state);
+      lock.lock();
     }
     if (op.has(kRandom) && !signature->only_views) {
       const bool given = op.generator_argument >= 0 && !arguments[op.generator_argument].isNone();

@@ -4,23 +4,39 @@
 
 #include <algorithm>
 
+#include "ahead.h"
 #include "generator.h"
 #include "hooks.h"
 #include "provenance.h"
 
 namespace tarry {
 
+namespace {
+
+// What was launched ahead for a step that will not come. Declared before the lock, and waited for after it: see pilot.h.
+struct Unwanted {
+  std::shared_ptr<Flight> flight;
+  ~Unwanted() {
+    if (flight) {
+      flight->cancelled = true;
+      flight->wait();
+    }
+  }
+};
+
+} // namespace
+
 // ---- watching a call
 
 Trace::Trace(DeviceState& state) : state(state), first_serial(next_serial()) {
-  std::shared_ptr<Flight> flight;
+  Unwanted unwanted;
   std::lock_guard<std::mutex> guard(state.mutex);
   TORCH_CHECK(!state.trace, "tarry: a step function is being watched already");
   if (state.position != 0) { // recorded, and dead by now
     ++state.epoch;
     state.position = 0;
     state.launch_at = kNever;
-    flight = std::move(state.flight);
+    unwanted.flight = std::move(state.flight);
   }
   state.trace = this;
 }
@@ -88,8 +104,8 @@ void renumber(const Batch& batch) {
   }
 }
 
-std::unique_ptr<Batch> copy_batch(const Batch& batch) {
-  auto copy = std::make_unique<Batch>();
+std::shared_ptr<Batch> copy_batch(const Batch& batch) {
+  auto copy = std::make_shared<Batch>();
   copy->state = batch.state;
   copy->epoch = 0;
   copy->key = batch.key;
@@ -301,9 +317,10 @@ std::variant<std::vector<at::Tensor>, std::string> Replay::arm(const std::vector
   }
   {
     Graveyard graveyard;
-    std::shared_ptr<Flight> flight;
+    Unwanted unwanted;
     std::vector<WeakStorageImpl> uploads;
     std::lock_guard<std::mutex> guard(state.mutex);
+    TORCH_INTERNAL_ASSERT(!state.voyage);
     if (auto reason = check_contents(storages)) {
       return *reason;
     }
@@ -329,7 +346,7 @@ std::variant<std::vector<at::Tensor>, std::string> Replay::arm(const std::vector
     batch_->epoch = state.epoch++;
     state.position = 0;
     state.launch_at = kNever;
-    flight = std::move(state.flight);
+    unwanted.flight = std::move(state.flight);
   }
   const auto make = [&](const Tensor& spec) {
     return make_tensor(state, spec.layout, StoragePtr::reclaim_copy(storages.at(spec.place)));

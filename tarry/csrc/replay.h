@@ -59,7 +59,7 @@ inline void trace_upload(const TarryStorage& storage, const at::Tensor& source) 
 struct Snapshot {
   Snapshot(const Batch& batch, const Trace& trace);
 
-  std::unique_ptr<Batch> batch;
+  std::shared_ptr<Batch> batch;
   std::vector<Trace::Leaf> leaves; // in the batch's order
   std::vector<WeakStorage> storages; // of the roots
   std::vector<uint64_t> serials; // of the roots' storages
@@ -104,9 +104,9 @@ class Replay {
   };
 
   Replay(const Snapshot& snapshot, Plan plan);
-  // Makes the step pending, with these arguments, and gives the results; or says why it cannot, and changes nothing.
+  // No step may be in the air. Makes the step pending, with these arguments, and gives the results; or says why it cannot, and changes nothing.
   std::variant<std::vector<at::Tensor>, std::string> arm(const std::vector<at::Tensor>& arguments);
-  Batch& batch() { return *batch_; }
+  const std::shared_ptr<Batch>& batch() { return batch_; }
 
  private:
   struct Storages; // by place, for the time of one call of arm()
@@ -115,7 +115,7 @@ class Replay {
   void renew_nodes();
   void draw_seeds();
 
-  std::unique_ptr<Batch> batch_;
+  std::shared_ptr<Batch> batch_;
   std::vector<Node*> leaves_;
   Plan plan_;
 };

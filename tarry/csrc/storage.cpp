@@ -14,6 +14,7 @@
 #include "hooks.h"
 #include "record.h"
 #include "replay.h"
+#include "voyage.h"
 
 namespace tarry {
 namespace {
@@ -164,7 +165,8 @@ void DeviceState::unlink(TarryStorage* storage) {
   storage->previous = storage->next = nullptr;
 }
 
-DeviceState::DeviceState(c10::DeviceIndex index) : index(index), expected(std::make_unique<Expectation>()) {}
+DeviceState::DeviceState(c10::DeviceIndex index)
+    : index(index), expected(std::make_unique<Expectation>()), other_expected(std::make_unique<Expectation>()) {}
 
 DeviceState& device_state(c10::DeviceIndex index) {
   static auto* states = [] {
@@ -299,8 +301,12 @@ at::Tensor settled_data(TarryStorage* storage, const char* reason) {
   check_fork();
   trace_read(*storage->state);
   for (int attempt = 0;; ++attempt) {
+    await_step(*storage->state); // what is there may be a buffer whose contents are still being computed
     {
       std::lock_guard<std::mutex> guard(storage->state->mutex);
+      if (storage->state->voyage) {
+        continue; // another thread was fast
+      }
       if (!storage->value.node) {
         if (storage->data.defined()) {
           return storage->data;

@@ -107,7 +107,8 @@ class CompiledProgram:
     def run_native(self, batch: Batch, symbols: Sequence[Any] = ()) -> None:
         """As `run`, for a native program, which reads the numbers itself."""
         try:
-            accepted = batch.run(self._native, self._update, symbols)  # no signal handler of Python's runs in there
+            # No signal handler of Python's runs in there. If the step is handed over, it fails later, if at all.
+            accepted = batch.run(self._native, self._update, symbols, self._diagnose)
         except Exception as error:
             self._diagnose(batch, error)
         else:

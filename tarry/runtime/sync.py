@@ -94,6 +94,7 @@ class Runtime:
         with self._alone():
             old = self._backend
             if old is not None:
+                self._land_all()  # the error of a step that was handed over is raised: nothing has changed yet
                 try:
                     self.sync_all("set_backend")
                 except Exception as error:  # the new backend computes what the old one could not
@@ -175,30 +176,67 @@ class Runtime:
         """The process ends: closures finish, what is pending or being compiled is dropped, the backend torn down."""
         self._closures.finish()
         self._compiles.close()
-        self._native.wait_for_flights()
-        if self._backend is not None:
-            self._backend.teardown()
+        try:
+            self._land_last()
+        finally:
+            self._native.wait_for_flights()
+            if self._backend is not None:
+                self._backend.teardown()
+
+    def _land_last(self) -> None:
+        """The last step must not fail unseen. Another thread may be in the middle of a step, and will never go on."""
+        if not self._native.in_bad_fork() and self._lock.acquire(timeout=1.0):
+            try:
+                self._land_all()
+            finally:
+                self._lock.release()
 
     # ---- syncing
 
-    def sync_all(self, reason: str) -> None:
+    def sync_all(self, reason: str, *, awaited: bool = True) -> None:
         """Compute everything that is pending on any device."""
         for device in range(self._native.device_count()):
-            self.sync(reason, device)
+            self.sync(reason, device, awaited=awaited)
 
-    def sync(self, reason: str, device: int = 0) -> None:
-        """Compute everything that is pending on a device."""
+    def sync(self, reason: str, device: int = 0, *, awaited: bool = True) -> None:
+        """Compute everything that is pending on a device; if that is not awaited, perhaps while this thread goes on."""
         refuse_apart()
         with self._lock:  # as _alone(), without what a context manager in Python costs
             if self._in_flight:
                 raise _in_mid_step()
             backend = self.backend
-            batch = self._native.collect(device)
-            if batch is not None:
-                if self.observer is not None:
-                    self.observer(batch)
-                self._serve(backend, batch, reason)
+            if awaited or not self._native.is_aloft(device):
+                self._land(device)
+                batch = self._native.collect(device)
+                if batch is not None:
+                    if self.observer is not None:
+                        self.observer(batch)
+                    batch.unawaited = not awaited
+                    self._serve(backend, batch, reason)
         self._closures.run()
+
+    def _land(self, device: int) -> None:
+        """Wait for the step in the air. If it failed, it is computed by the reference path, and its error raised here.
+        The lock is held."""
+        failed = self._native.land(device)
+        if failed is None:
+            return
+        self._in_flight = True
+        try:
+            try:
+                failed.rethrow()
+            except Exception as error:
+                failed.diagnose(failed.batch, error)
+        except BaseException as error:
+            events.emit("error", stage="execute", backend=self.backend.name, error=repr(error))
+            raise
+        finally:
+            self._in_flight = False
+            failed.close()
+
+    def _land_all(self) -> None:
+        for device in range(self._native.device_count()):
+            self._land(device)
 
     def replay(self, replay: Any, arguments: list[Any]) -> list[torch.Tensor] | str:
         """Run a step that was recorded before (`C.Replay`) again. Gives its results, or why it cannot be run now."""
@@ -206,11 +244,13 @@ class Runtime:
         with self._lock:
             if self._in_flight:
                 raise _in_mid_step()
+            self._land(replay.batch.device)
             if self._native.pending(replay.batch.device):
                 self.sync("before a replay", replay.batch.device)
             results: list[torch.Tensor] | str = replay.arm(arguments)
             if isinstance(results, str):
                 return results
+            replay.batch.unawaited = True
             self._serve(self.backend, replay.batch, "replay")
         self._closures.run()
         return results
@@ -218,6 +258,7 @@ class Runtime:
     def _serve(self, backend: Backend, batch: Any, reason: str) -> None:
         """Have a batch computed, by the program that was compiled for its like. The lock is held."""
         start = perf_counter()
+        operations = batch.num_operations  # its nodes are not ours any more when it is handed over
         self._in_flight = True
         try:
             with profiled("tarry::step"):
@@ -229,7 +270,7 @@ class Runtime:
                 self._execute(step, batch)
         finally:
             self._in_flight = False
-        events.emit("sync", reason=reason, operations=batch.num_operations, seconds=perf_counter() - start)
+        events.emit("sync", reason=reason, operations=operations, seconds=perf_counter() - start)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -333,6 +374,8 @@ class Runtime:
 
     def wait(self) -> None:
         """Wait for what is in flight, step closures among it."""
+        with self._alone():
+            self._land_all()
         self.backend.synchronize()
         self._closures.wait()
 

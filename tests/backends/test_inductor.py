@@ -114,6 +114,7 @@ def test_an_index_out_of_range_names_the_line_and_leaves_the_model_as_it_was() -
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        tarry.wait()
 
     step([[0, 1], [2, 3]])
     before = {name: value.cpu() for name, value in net.state_dict().items()}
@@ -168,7 +169,7 @@ def test_a_check_that_fails_after_a_scatter_leaves_the_input_as_it_was() -> None
     a[torch.tensor([1, 2], device="tarry")] = 300.0
     a.add_(x.gather(0, torch.tensor([7], device="tarry")).sum() + a.sum())
     with pytest.raises((IndexError, RuntimeError), match="out of"):
-        tarry.mark_step()
+        tarry.mark_step(wait=True)
     assert doubled.tolist() == [0.0, 2.0, 4.0, 6.0]
 
 

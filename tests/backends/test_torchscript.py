@@ -561,6 +561,7 @@ def test_an_index_out_of_range_names_the_line_and_leaves_the_model_as_it_was() -
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        tarry.wait()
 
     for _ in range(2):
         step([[0, 1], [2, 3]])

@@ -1,0 +1,187 @@
+#include "voyage.h"
+
+#include <ATen/record_function.h>
+
+#include <algorithm>
+
+#include "ahead.h"
+#include "record.h"
+
+namespace tarry {
+namespace {
+
+// Handing over a step that is waited for before anything else is recorded costs two changes of thread and gains little. After
+// kPatience such steps in a row, the next kGrounded are computed where they are asked for.
+constexpr int kPatience = 2;
+constexpr int kGrounded = 16;
+
+// The leaf whose buffer each root's storage is given beforehand: the one that the result replaces, if nobody else can see it.
+// The program updates the buffer in place, or its result is copied there when the step lands: for the next step, both are
+// the same. Null where there is no such leaf.
+std::vector<Node*> leaves_replaced(const Voyage& voyage, const std::vector<int64_t>& update) {
+  const Batch& batch = *voyage.batch;
+  std::vector<Node*> inputs, by_slot(batch.slots);
+  for (const NodePtr& node : batch.order) {
+    if (node->is_leaf()) { // may_depart() has seen to it that there are no other inputs
+      inputs.push_back(node.get());
+      const bool own = node->data.use_count() == 1 && node->data.storage().use_count() == 2; // itself and the program's input
+      by_slot[node->first_slot] = own ? node.get() : nullptr;
+    }
+  }
+  for (const int64_t position : update) { // made its own by Batch::inputs()
+    by_slot[inputs.at(position)->first_slot] = inputs[position];
+  }
+  std::vector<Node*> found;
+  for (const int32_t slot : batch.replaces) {
+    found.push_back(slot < 0 ? nullptr : by_slot[slot]);
+  }
+  return found;
+}
+
+} // namespace
+
+bool may_depart(const Batch& batch) {
+  DeviceState& state = *batch.state;
+  if (!runs_ahead() || !real_device(state.index).is_cpu() || at::hasCallbacks()) { // a profiler wants to see this thread's work
+    return false;
+  }
+  const bool simple = std::all_of(batch.order.begin(), batch.order.end(), [](const NodePtr& node) {
+    return !node->results && !node->error && (!node->is_leaf() || node->data.is_cpu());
+  });
+  std::lock_guard<std::mutex> guard(state.mutex);
+  if (state.grounded > 0) {
+    --state.grounded;
+    return false;
+  }
+  return simple;
+}
+
+bool depart(const std::shared_ptr<Voyage>& voyage, const std::vector<int64_t>& update) {
+  Batch& batch = *voyage->batch;
+  DeviceState& state = *batch.state;
+  auto leaves = leaves_replaced(*voyage, update);
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const Root& root = batch.roots[i];
+    if (leaves[i] && !root.node->output_layout(root.output)->describes(leaves[i]->data.unsafeGetTensorImpl())) {
+      leaves[i] = nullptr;
+    }
+  }
+  Graveyard graveyard;
+  Replaced old;
+  std::lock_guard<std::mutex> guard(state.mutex);
+  if (state.position != 0) {
+    return false;
+  }
+  batch.aloft = true;
+  batch.in_place.assign(leaves.size(), at::Tensor());
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    Root& root = batch.roots[i];
+    if (!leaves[i]) {
+      continue;
+    }
+    batch.in_place[i] = leaves[i]->data;
+    if (root.storage && root.storage->value.node == root.node && root.storage->value.output == root.output) {
+      set_data(root.storage, leaves[i]->data, graveyard);
+    }
+  }
+  if (!batch.replayed) {
+    if (voyage->split) {
+      renew_expectation(batch, voyage->split, old);
+    }
+    state.history.swap(state.other_history);
+    state.expected.swap(state.other_expected);
+    state.launch_at = voyage->split && state.expected->program == voyage->split ? state.expected->launch_at : kNever;
+  }
+  ++state.departed;
+  state.voyage = voyage;
+  hand_over(voyage);
+  return true;
+}
+
+void Voyage::fly() noexcept {
+  try {
+    PlainDispatch plain;
+    std::vector<at::Tensor> outputs;
+    if (split) {
+      auto first = early ? land(*batch->state, *early) : std::nullopt;
+      if (!first) {
+        first = split->run_early(inputs, numbers);
+      }
+      TORCH_CHECK(split->late_accepts(inputs, *first), "tarry: the late part of a step does not accept its inputs");
+      outputs = split->run_late(inputs, std::move(*first), numbers);
+    } else {
+      outputs = program->run(std::move(inputs), numbers);
+    }
+    inputs.clear();
+    batch->commit_results(std::move(outputs));
+  } catch (...) {
+    error = std::current_exception();
+    inputs.clear();
+  }
+}
+
+namespace {
+
+std::shared_ptr<Voyage> voyage_of(DeviceState& state) {
+  std::lock_guard<std::mutex> guard(state.mutex);
+  return state.voyage;
+}
+
+// `reader`: a value is needed, which another thread may ask for without holding up the one that records.
+std::shared_ptr<Voyage> land_for(DeviceState& state, bool reader) {
+  std::shared_ptr<Voyage> voyage = voyage_of(state);
+  if (!voyage) {
+    return nullptr;
+  }
+  const bool holds_up = reader && voyage->captain == std::this_thread::get_id();
+  voyage->wait();
+  Graveyard left; // freed after the lock is released, as is the voyage
+  std::shared_ptr<Flight> next;
+  {
+    std::lock_guard<std::mutex> guard(state.mutex);
+    if (state.voyage != voyage) {
+      return nullptr; // another thread was first
+    }
+    std::swap(left, voyage->batch->left);
+    voyage->batch->aloft = false;
+    if (!voyage->error) {
+      state.pointless = holds_up && state.position == 0 ? state.pointless + 1 : 0;
+      state.grounded = state.pointless < kPatience ? state.grounded : kGrounded;
+      state.voyage.reset(); // not the last reference
+      return nullptr;
+    }
+    next = state.flight;
+    state.launch_at = kNever;
+  }
+  if (next) { // it reads buffers whose contents are not there
+    next->cancelled = true;
+    next->wait();
+    std::lock_guard<std::mutex> guard(state.mutex);
+    if (state.flight == next) {
+      state.flight.reset(); // not the last reference
+    }
+  }
+  return voyage;
+}
+
+} // namespace
+
+std::shared_ptr<Voyage> land_step(DeviceState& state) {
+  return land_for(state, /*reader=*/false);
+}
+
+void close(DeviceState& state, const Voyage& voyage) {
+  std::shared_ptr<Voyage> closed;
+  std::lock_guard<std::mutex> guard(state.mutex);
+  if (state.voyage.get() == &voyage) {
+    closed = std::move(state.voyage);
+  }
+}
+
+void await_step(DeviceState& state) {
+  while (land_for(state, /*reader=*/true)) {
+    request_sync(state.index, "a step that failed"); // raises its error, unless another thread is the first to do so
+  }
+}
+
+} // namespace tarry
