@@ -3,17 +3,32 @@
 #include <ATen/record_function.h>
 
 #include <algorithm>
+#include <array>
+#include <chrono>
 
 #include "ahead.h"
+#include "hooks.h"
 #include "record.h"
 
 namespace tarry {
 namespace {
 
-// Handing over a step that is waited for before anything else is recorded costs two changes of thread and gains little. After
-// kPatience such steps in a row, the next kGrounded are computed where they are asked for.
+// Handing over costs two changes of thread. It gains little if the step is waited for before anything else is recorded, or if it
+// has landed by then after a brief time. After kPatience such steps in a row, the next kGrounded are computed where they are
+// asked for.
 constexpr int kPatience = 2;
 constexpr int kGrounded = 16;
+constexpr std::chrono::microseconds kBrief{200};
+
+using Clock = std::chrono::steady_clock;
+std::array<Clock::time_point, kMaxDevices> departures; // of the step in the air, by device; guarded by the device's lock
+
+// Under the lock.
+void note_pointless(DeviceState& state) {
+  if (++state.pointless >= kPatience) {
+    state.grounded = kGrounded;
+  }
+}
 
 // The leaf whose buffer each root's storage is given beforehand: the one that the result replaces, if nobody else can see it.
 // The program updates the buffer in place, or its result is copied there when the step lands: for the next step, both are
@@ -93,6 +108,7 @@ bool depart(const std::shared_ptr<Voyage>& voyage, const std::vector<int64_t>& u
     state.launch_at = voyage->split && state.expected->program == voyage->split ? state.expected->launch_at : kNever;
   }
   ++state.departed;
+  departures[state.index] = Clock::now();
   state.voyage = voyage;
   hand_over(voyage);
   return true;
@@ -114,6 +130,13 @@ void Voyage::fly() noexcept {
     }
     inputs.clear();
     batch->commit_results(std::move(outputs));
+    DeviceState& state = *batch->state;
+    std::lock_guard<std::mutex> guard(state.mutex);
+    if (state.position != 0) {
+      state.pointless = 0;
+    } else if (Clock::now() - departures[state.index] < kBrief) {
+      note_pointless(state);
+    }
   } catch (...) {
     error = std::current_exception();
     inputs.clear();
@@ -145,8 +168,9 @@ std::shared_ptr<Voyage> land_for(DeviceState& state, bool reader) {
     std::swap(left, voyage->batch->left);
     voyage->batch->aloft = false;
     if (!voyage->error) {
-      state.pointless = holds_up && state.position == 0 ? state.pointless + 1 : 0;
-      state.grounded = state.pointless < kPatience ? state.grounded : kGrounded;
+      if (holds_up && state.position == 0) {
+        note_pointless(state);
+      }
       state.voyage.reset(); // not the last reference
       return nullptr;
     }
