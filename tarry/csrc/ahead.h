@@ -32,6 +32,7 @@ class SplitProgram final : public Program {
   };
   explicit SplitProgram(Parts parts) : parts_(std::move(parts)) {}
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const std::vector<c10::IValue>& numbers) const override;
+  bool accepts_all() const override { return parts_.early->accepts_all() && parts_.late->accepts_all(); }
   bool early_accepts(const std::vector<at::Tensor>& inputs) const;
   std::vector<at::Tensor> run_early(const std::vector<at::Tensor>& inputs, const std::vector<c10::IValue>& numbers) const;
   bool late_accepts(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& early) const;

@@ -388,7 +388,7 @@ bool Batch::run(
   if (!(split ? ahead.flight || split->early_accepts(taken) : program->accepts(taken))) {
     return false;
   }
-  if (unawaited && may_depart(*this)) {
+  if (unawaited && program->accepts_all() && may_depart(*this)) {
     auto voyage = std::make_shared<Voyage>();
     voyage->batch = shared_from_this();
     voyage->program = program;

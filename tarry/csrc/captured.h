@@ -36,6 +36,7 @@ class CapturedProgram final : public Program {
   void clear();
 
   bool accepts(const std::vector<at::Tensor>& inputs) const override;
+  bool accepts_all() const override { return false; }
   bool makes_room(size_t in_use) const override;
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const std::vector<c10::IValue>& numbers) const override;
 

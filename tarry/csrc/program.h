@@ -27,6 +27,7 @@ class Program {
   virtual std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const std::vector<c10::IValue>& numbers) const = 0;
   // Whether it can be run with inputs that lie where these do.
   virtual bool accepts(const std::vector<at::Tensor>& inputs) const { return true; }
+  virtual bool accepts_all() const { return true; } // wherever they lie
   // Whether it may run again while so many bytes of its last results are still in use. By default, only a few: eager would not
   // have new gradients beside the old ones. Asked by threads that record; what is in use may be moved elsewhere.
   virtual bool makes_room(size_t in_use) const { return in_use <= kFewBytes; }

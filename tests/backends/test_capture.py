@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 import tarry
-from tarry import _api
 from tarry.backends.base import Backend, Capabilities, Computation
 from tarry.backends.fx import lower, takes_number
 from tarry.backends.inductor import capture
@@ -103,9 +102,6 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(capture, "_why_not", lambda program: "")
     monkeypatch.setattr(steps, "split", lambda *graph, little_late: split(*graph, little_late=True))  # as on a GPU
     Recording.made = {}
-    # The stand-in is in Python. A step that overlaps the next one is waited for by those who hold the GIL, which is all
-    # right where programs are native; so these steps are waited for at their end.
-    monkeypatch.setattr(_api._runtime, "sync_all", lambda reason, **how: sync_all(reason, awaited=True))
     yield
     tarry.set_backend("eager")
 
@@ -117,7 +113,6 @@ def backend(request: pytest.FixtureRequest) -> Captured:
     return made
 
 
-sync_all = _api._runtime.sync_all
 Between = Callable[[int, nn.Module], None]
 
 
