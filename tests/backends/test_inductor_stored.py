@@ -165,7 +165,7 @@ def test_a_program_as_bytes_and_back() -> None:
     (by_python,) = again.run(batch.inputs(), batch.numbers())
     assert torch.equal(by_first, by_python)
     batch = C.collect(0)
-    batch.run(again.native, [])
+    batch.run(again.native, [], [], None)
     assert torch.equal(y.cpu(), by_first)
     header, blobs = unpack(data)
     assert header["listing"]["libraries"] >= 1
