@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import tarry
 from tests.replay.training import batches, replayed, trainer
 from tests.support import tarry_only
+from tests.support.threads import on_threads
 
 USES_DEVICE = True
 pytestmark = tarry_only
@@ -240,21 +241,12 @@ def test_threads() -> None:
     watched = trainer()
     step = replayed(watched)
     data = batches(8, device="tarry")
-    failures: list[BaseException] = []
 
     def work() -> None:
-        try:
-            for x, y in data:
-                assert step(x, y).item() > 0
-        except BaseException as error:
-            failures.append(error)
+        for x, y in data:
+            assert step(x, y).item() > 0
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    on_threads(work)
     assert step.replays + step.recorded == 4 + 3 * len(data)
 
 

@@ -18,6 +18,7 @@ import tarry
 from tarry.errors import BackendError
 from tarry.native import C
 from tarry.runtime.program import CompiledProgram
+from tests.support.threads import on_threads
 
 USES_DEVICE = True
 WIDTH, ROWS = 64, 128
@@ -459,8 +460,6 @@ def test_a_fork_with_a_step_in_the_air() -> None:
 
 
 def test_threads_that_train_at_once() -> None:
-    failures: list[BaseException] = []
-
     def train(device: str) -> list[Tensor]:
         generator = torch.Generator().manual_seed(3)
         w = [torch.randn(8, 8, generator=generator).to(device).requires_grad_() for _ in range(20)]
@@ -481,17 +480,9 @@ def test_threads_that_train_at_once() -> None:
     wanted = train("cpu")
 
     def work() -> None:
-        try:
-            torch.testing.assert_close(train("tarry"), wanted)
-        except BaseException as error:
-            failures.append(error)
+        torch.testing.assert_close(train("tarry"), wanted)
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
+    on_threads(work)
 
 
 def test_a_thread_that_reads_while_another_trains() -> None:

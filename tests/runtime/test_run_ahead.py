@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 import tarry
 from tarry.native import C
+from tests.support.threads import on_threads
 
 USES_DEVICE = True
 
@@ -183,15 +183,10 @@ def test_a_fault_of_the_early_part_names_the_line_and_harms_nothing() -> None:
 
 
 def test_threads_that_train_at_once() -> None:
-    failures: list[BaseException] = []
-
     def work() -> None:
-        try:
-            net = [value.cpu() for value in _alone()]
-            for a, b in zip(net, alone, strict=True):
-                torch.testing.assert_close(a, b)
-        except BaseException as error:
-            failures.append(error)
+        net = [value.cpu() for value in _alone()]
+        for a, b in zip(net, alone, strict=True):
+            torch.testing.assert_close(a, b)
 
     def _alone() -> list[Tensor]:
         generator = torch.Generator().manual_seed(3)
@@ -207,12 +202,7 @@ def test_threads_that_train_at_once() -> None:
         return [v.detach() for v in w]
 
     alone = [value.cpu() for value in _alone()]
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
+    on_threads(work)
 
 
 def test_a_graph_without_inputs() -> None:
