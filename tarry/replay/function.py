@@ -192,7 +192,7 @@ class StepFunction(Generic[P, T]):
 
     def _find(self, alike: list[_Entry], leaves: list[Any]) -> _Entry | None:
         """The entry whose surroundings are as they were, among those with such arguments. Tells what is different."""
-        failed = ""
+        failed = unproved = ""
         for entry in alike:
             check = entry.environment.failing()
             if check == -1 and entry.generation == self._runtime.generation:
@@ -200,12 +200,17 @@ class StepFunction(Generic[P, T]):
                     self._entries.remove(entry)
                     self._entries.insert(0, entry)
                 return entry
-            if entry.replay is not None and not failed:
-                failed = "the backend was changed" if check == -1 else entry.environment.explain(check)
+            difference = "the backend was changed" if check == -1 else entry.environment.explain(check)
+            if entry.replay is None:
+                unproved = unproved or difference
+            else:
+                failed = failed or difference
         if not failed and any(entry.replay is not None for entry in self._entries):
             failed = f"no call with such arguments was replayed before: {', '.join(map(_describe, leaves))}"
         if failed:
             self._guard_failed(failed)
+        elif unproved:
+            self._reason = unproved
         return None
 
     def _guard_failed(self, reason: str) -> None:
@@ -306,6 +311,8 @@ class StepFunction(Generic[P, T]):
             found.confirmations = like.confirmations
             if not like.used:
                 self._nothing_proved(self._reason)
+        elif alike and (len(alike) >= MAX_REPLAYS or not any(map(self._may_come_back, alike))):
+            self._nothing_proved(self._reason)  # something is different at every call
         if found.confirmations >= self._warm_up:
             found.replay = found.evidence.replay()
         self._entries = [found, *filter(self._may_come_back, self._entries)][:MAX_REPLAYS]

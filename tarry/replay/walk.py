@@ -25,13 +25,15 @@ from torch import nn
 
 from tarry.replay.checks import Checks
 from tarry.replay.classes import MAKING, attributes_of, is_steady, methods_of
-from tarry.replay.code import NO_NAMES, Names, Ownership, names_in, package_of
+from tarry.replay.code import NO_NAMES, Chain, Names, Ownership, names_in, package_of
 from tarry.replay.contents import GENERATORS, MAX_BYTES, PLAIN, Contents, state_reader
 from tarry.replay.reasons import NotReplayableError
 
 MAX_ITEMS = 10_000
 """Of a container: more of them would take longer to look at than a step takes."""
 MAX_DEPTH = 100
+_UNKNOWN = object()
+_ENVIRONMENT = frozenset({"environ", "getenv"})
 
 # Registries of hooks that run in every module and every optimizer; private, checked on torch 2.11 and 2.13.
 _GLOBAL_HOOKS = (
@@ -56,6 +58,8 @@ class Walk(Checks):
         self._by_string = self._any_attribute = False
         self._seen: dict[int, Any] = {}
         self._classes: set[tuple[type, bool]] = set()
+        self._instances: dict[type, list[Any]] = {}  # of the user's classes
+        self._owners: dict[types.FunctionType, list[type]] = {}  # classes that have a function as a method
         self._in_foreign = 0  # objects of installed packages that led here
 
     def all(self, arguments: list[Any]) -> None:
@@ -69,7 +73,7 @@ class Walk(Checks):
                 hooks = getattr(sys.modules[module], name, None)
                 if hooks is not None:
                     self._hooks(hooks, name, 0)
-        if not self._known.attributes.isdisjoint({"environ", "getenv"}):
+        if not self._known.attributes.isdisjoint(_ENVIRONMENT):
             self.visit(os.environ, "os.environ", 0)
 
     def is_complete(self) -> bool:
@@ -80,7 +84,7 @@ class Walk(Checks):
         return Walk(self._function, self._found())
 
     def _found(self) -> Names:
-        attributes = self._known.attributes | self._attributes
+        attributes = self._known.attributes | self._attributes | self._read_from_first_arguments()
         if self._by_string:
             attributes |= self._strings
         return Names(
@@ -88,6 +92,46 @@ class Walk(Checks):
             by_string=self._known.by_string or self._by_string,
             any_attribute=self._known.any_attribute or self._any_attribute,
         )
+
+    def _read_from_first_arguments(self) -> set[str]:
+        """What methods read from `self`, and from what that has, now that all objects are known which it can be."""
+        found: set[str] = set()
+        for function, classes in self._owners.items():
+            chains = [chain.names for chain in names_in(function.__code__).chains if chain.root == "first argument"]
+            if not chains:
+                continue
+            owners = tuple(classes)
+            objects = [obj for top, known in self._instances.items() if issubclass(top, owners) for obj in known]
+            if not objects or any(is_named and issubclass(top, owners) for top, is_named in self._classes):
+                objects.append(_UNKNOWN)  # the code may make more of them
+            for names in chains:
+                for obj in objects:
+                    found |= self._read_from(obj, names)
+        return found
+
+    def _read_from(self, obj: Any, names: tuple[str, ...]) -> set[str]:
+        """Which of these attributes, each of the one before, objects of the user's may have: not those that are read
+        from a module of another package, or from an optimizer of torch's."""
+        for k, name in enumerate(names):
+            if self._is_closed(obj, name):
+                return {*names[:k], *_ENVIRONMENT.intersection(names)}
+            places = [vars(obj)] if isinstance(getattr(obj, "__dict__", None), dict) else []
+            if isinstance(obj, nn.Module):
+                places += [obj._modules, obj._parameters, obj._buffers]
+            obj = next((place[name] for place in places if name in place), _UNKNOWN)
+            if obj is _UNKNOWN:
+                break
+        return set(names)
+
+    def _is_closed(self, obj: Any, name: str) -> bool:
+        """Whether reading this attribute leads to nothing of the user's but what is looked at anyway."""
+        if isinstance(obj, types.ModuleType):
+            return self._ownership.is_foreign_module(obj.__name__)
+        if not isinstance(obj, torch.optim.Optimizer) or package_of(type(obj)) != "torch":
+            return False
+        replaced = vars(obj).get(name)  # a scheduler counts the steps that are taken
+        code = getattr(replaced, "__code__", None)  # also of a method
+        return replaced is None or (code is not None and self._ownership.is_foreign(code.co_filename))
 
     # ---- places, and what is found there
 
@@ -240,6 +284,7 @@ class Walk(Checks):
             return
         names = names_in(code)
         self._attributes |= names.attributes
+        self._follow(names.chains, function)
         if function.__name__ not in MAKING:  # which only sets up what is new
             self._attributes |= names.written
         self._by_string = self._by_string or names.by_string
@@ -253,6 +298,19 @@ class Walk(Checks):
         self._globals(names.variables, function.__globals__, depth)
         for name in names.modules:
             self._imported(name, function.__globals__.get("__package__") or "", depth)
+
+    def _follow(self, chains: frozenset[Chain], function: types.FunctionType) -> None:
+        closure = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        for chain in chains:
+            if chain.root == "global":
+                root = function.__globals__.get(chain.variable, _UNKNOWN)
+            elif chain.root == "closure":
+                root = _content(closure[chain.variable])
+            elif function in self._owners:
+                continue
+            else:
+                root = _UNKNOWN
+            self._attributes |= self._read_from(root, chain.names)
 
     def _globals(self, names: frozenset[str], content: dict[str, Any], depth: int) -> None:
         for name in names:
@@ -270,15 +328,15 @@ class Walk(Checks):
                 self.visit(module, path, depth)
 
     def _cell(self, cell: types.CellType, name: str, depth: int) -> None:
-        try:
-            value = cell.cell_contents
-        except ValueError:  # not assigned yet
-            return
-        self.cell(cell, value, name)
-        self.visit(value, name, depth)
+        value = _content(cell)
+        if value is not _UNKNOWN:
+            self.cell(cell, value, name)
+            self.visit(value, name, depth)
 
     def _method(self, method: types.MethodType, path: str, depth: int) -> None:
         self.visit(method.__self__, "self", depth)
+        if isinstance(method.__func__, types.FunctionType):
+            self._owners.setdefault(method.__func__, []).append(type(method.__self__))
         self.visit(method.__func__, path, depth)
 
     def _property(self, value: property, path: str, depth: int) -> None:
@@ -351,6 +409,7 @@ class Walk(Checks):
             return
         if not is_class:
             self.attribute(obj, "__class__", f"the class of {path}")
+            self._instances.setdefault(top, []).append(obj)
         classes = [cls for cls in top.__mro__ if not self._ownership.is_foreign_class(cls)]
         self._methods(top, classes, is_class, path, depth)
         for name, value in attributes_of(classes, self._known.attributes):
@@ -367,12 +426,21 @@ class Walk(Checks):
             return
         self._classes.add((top, is_named))
         for cls, name, value in methods_of(classes, self._known.attributes, is_named):
+            if isinstance(vars(cls)[name], types.FunctionType):
+                self._owners.setdefault(value, []).append(cls)
             for owner in {top, cls}:
                 if is_steady(owner, name):
                     self._attribute(owner, name, f"{path}.{name}", depth)
             self.visit(value, f"{path}.{name}", depth)
         if issubclass(top, nn.Module):
             self._attribute(top, "forward", f"{path}.forward", depth)  # perhaps inherited, and replaced later
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return _UNKNOWN
 
 
 def _can_be_read(file: io.IOBase) -> bool:
