@@ -11,7 +11,7 @@ environment "[test,dev]"
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 tests() { # tests MARKER-EXPRESSION; a tier without tests is not a failure
-  "$python" -m pytest -n 2 -q -m "$1" || { local code=$?; [ $code -eq 5 ] || return $code; }
+  "$python" -m pytest -n 2 --dist worksteal -q -m "$1" || { local code=$?; [ $code -eq 5 ] || return $code; }
 }
 
 generated() ( # fails if the generated files of the example are stale

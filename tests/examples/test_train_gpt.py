@@ -65,8 +65,8 @@ class Training:
 
 
 def small() -> Settings:
-    """As small as suits the backend: a graph of 1,800 operators takes Inductor minutes."""
-    return changed(layers=1, accumulate=2) if tarry.get_backend().name == "inductor" else SMALL
+    """As small as suits the backend: a graph of 1,800 operators takes Inductor minutes, one with dropout longer."""
+    return changed(layers=1, accumulate=1) if tarry.get_backend().name == "inductor" else SMALL
 
 
 @on("eager", "torchscript")
@@ -104,6 +104,7 @@ def test_validation_has_a_graph_of_its_own_and_disturbs_nothing() -> None:
 def test_losses_are_those_of_eager(amp: bool, tolerance: float) -> None:
     # Without dropout, which draws other random numbers on tarry than on the CPU.
     settings = changed(small(), dropout=0.0, amp=amp)
+    settings = changed(settings, accumulate=max(settings.accumulate, 2))
     expected = losses_of(changed(settings, device="cpu"))
     assert losses_of(settings) == pytest.approx(expected, rel=tolerance)
     assert expected[-1] < 0.97 * expected[0], "nothing was learned, so nothing is shown"

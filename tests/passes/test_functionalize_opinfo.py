@@ -106,7 +106,7 @@ def test_out_variants(op_db: list[Any]) -> None:
                 except (RuntimeError, ValueError):
                     continue  # a sample that is meant to fail
                 if isinstance(result, torch.Tensor) and result.layout == torch.strided:
-                    for place in (torch.clone, in_gaps, transposed):
+                    for place in (in_gaps, transposed):
                         yield op.name, functools.partial(call, out=place(torch.zeros_like(result)))
 
-    assert failures(cases(), 500) == []
+    assert failures(cases(), 350) == []
