@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "meta_rules.h"
+#include "usual.h"
 #include "record.h"
 
 namespace tarry {
@@ -108,6 +109,7 @@ Operator::Operator(c10::OperatorHandle h, uint32_t flags) : handle(h), flags(fla
     name += "." + schema.overload_name();
   }
   hash = mix(Hash128(), name);
+  usual = find_usual(name);
   rule = find_rule(name);
   for (const c10::Argument& argument : schema.arguments()) {
     const bool is_mutable = argument.alias_info() && argument.alias_info()->isWrite();

@@ -3,6 +3,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,9 @@ enum OperatorFlags : uint32_t {
   kForcedEager = 1u << 16, // the user wants it run eagerly (tarry.config.force_fallback)
 };
 
+struct Signature;
+using Usual = std::unique_ptr<Signature> (*)(c10::ArrayRef<c10::IValue> arguments);
+
 struct Operator {
   Operator(c10::OperatorHandle handle, uint32_t flags);
 
@@ -52,7 +56,9 @@ struct Operator {
   bool recordable = true; // its results are known before it runs, but for the tensors' contents
   bool takes_numbers = false;
   int generator_argument = -1;
-  const c10::KernelFunction* rule; // for its shapes (meta_rules.h); may be null
+  // What tells the shapes of its results without its own kernel; may be null.
+  Usual usual; // for the usual calls (usual.h)
+  const c10::KernelFunction* rule; // meta_rules.h
 
   bool has(OperatorFlags flag) const { return (flags & flag) != 0; }
 };

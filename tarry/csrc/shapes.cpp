@@ -1,4 +1,5 @@
-// Shape inference: the operator is run once on meta tensors for each new combination of argument types and constants.
+// Shape inference, for each new combination of argument types and constants. What is usual is told at once (usual.h). Otherwise the
+// operator is run once on meta tensors.
 // Where there is no meta kernel, or it refuses, the operator is run on zeros on the CPU: that tells the shape too, and if the
 // call is wrong it raises the very error that eager PyTorch raises. Small calls of operators whose meta kernels are known to be
 // lenient (about dtypes, dimensions, overlapping memory) are run there first, so that a mistake surfaces at its line; and it is
@@ -322,6 +323,11 @@ void keep_memory_format(const Operator& op, c10::ArrayRef<c10::IValue> arguments
 } // namespace
 
 std::unique_ptr<Signature> infer_signature(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
+  if (op.usual) {
+    if (auto signature = op.usual(arguments)) {
+      return signature;
+    }
+  }
   std::exception_ptr meta_error;
   if (op.has(kShapeFromDevice)) {
     if (auto signature = try_on(real_device(), op, arguments, meta_error)) {

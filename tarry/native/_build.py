@@ -34,6 +34,7 @@ from tarry.native._progress import Progress
 LIBRARIES = ("c10", "torch", "torch_cpu", "torch_python")
 KEPT_LIBRARIES = 16  # per module name: a developer's edits would otherwise fill the disk
 KEPT_OBJECT_DAYS = 14
+WORTH_PRECOMPILING = 6  # sources: a precompiled header takes as long as three of them, and a second core waits for it
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,15 @@ class Extension:
 
     full_name: str
     sources: Path
+    shared_header: str = ""
+    """One that most sources include. When many are compiled, it is read once for all of them."""
 
     @property
     def name(self) -> str:
         return self.full_name.rpartition(".")[2]
 
 
-TARRY = Extension("tarry.native._tarry_native", Path(__file__).resolve().parent.parent / "csrc")
+TARRY = Extension("tarry.native._tarry_native", Path(__file__).resolve().parent.parent / "csrc", "graph.h")
 
 
 def _digest(*parts: str | bytes) -> str:
@@ -254,19 +257,38 @@ def _ninja_file(plan: Plan, objects: dict[Path, Path], stale: list[Path], work: 
     lines = [
         "ninja_required_version = 1.5",
         "rule compile",
-        f"  command = {command} {compiling} -c $in -o $part && mv $part $out",
+        f"  command = {command} {compiling} $header -c $in -o $part && mv $part $out",
+        "  description = $name",
+        "rule precompile",
+        f"  command = {command} {compiling} -x c++-header $in -o $out",
         "  description = $name",
         "rule link",
         f"  command = {command} -shared $in -o $out {linking}",
         "  description = linking",
     ]
+    users = _users_of_header(plan, stale)
+    if users:
+        # GCC takes HEADER.gch for HEADER where it was made with the same flags, and reads HEADER itself otherwise.
+        header = work / "precompiled.h"
+        header.write_text(f'#include "{plan.extension.shared_header}"\n')
+        precompiled = _path(f"{header}.gch")
+        lines += [f"build {precompiled}: precompile {_path(header)}", f"  name = {plan.extension.shared_header}"]
     for unit in stale:
         part = work / f"{unit.stem}.part.o"
-        lines += [f"build {_path(objects[unit])}: compile {_path(unit)}", f"  name = {unit.name}"]
-        lines += [f"  part = {_word(part)}"]
+        after = f" | {precompiled}" if unit in users else ""
+        lines += [f"build {_path(objects[unit])}: compile {_path(unit)}{after}", f"  name = {unit.name}"]
+        lines += [f"  part = {_word(part)}", f"  header = -include {_word(header)}" if unit in users else "  header ="]
     inputs = " ".join(_path(objects[unit]) for unit in plan.units)
     lines += [f"build {_path(plan.library.name)}: link {inputs}", ""]
     return "\n".join(lines)
+
+
+def _users_of_header(plan: Plan, stale: list[Path]) -> set[Path]:
+    """The sources that are compiled with the shared header read beforehand: not those that wait longer for pybind11's
+    headers, which can be compiled meanwhile. None if there are too few, or with a compiler that is not GCC."""
+    users = {unit for unit in stale if b"pybind" not in plan.contents[unit]}
+    is_gcc = "clang" not in plan.compiler.version.lower()
+    return users if plan.extension.shared_header and is_gcc and len(users) >= WORTH_PRECOMPILING else set()
 
 
 def _run_ninja(plan: Plan, work: Path, tasks: int, progress: Progress) -> None:

@@ -15,7 +15,7 @@ from tarry.errors import NativeBuildError
 
 # g++ needs up to 1.6 GB for a source file that includes torch/extension.h (measured: g++ 12, torch 2.13).
 BYTES_PER_JOB = 2 * 1024**3
-MAX_JOBS = 4
+MAX_JOBS = 16
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tarry.errors import NativeBuildError
-from tarry.native import _toolchain
+from tarry.native import _build, _toolchain
 from tarry.native._build import Extension, Plan, build
 from tarry.native._load import load
 from tests.native.support import ANSWER, tiny
@@ -76,6 +76,21 @@ def test_a_changed_source_compiles_alone_and_a_changed_header_compiles_all(tmp_p
     with (extension.sources / "answer.h").open("a") as header:
         header.write("// more\n")
     assert "(2 files to compile)" in built(extension)
+
+
+@pytest.mark.parametrize("folder", ["plain", "a $HOME 'b"])
+def test_a_shared_header_is_read_once_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    monkeypatch.setattr(_build, "WORTH_PRECOMPILING", 1)
+    (tmp_path / folder).mkdir()
+    monkeypatch.setenv("TARRY_CACHE_DIR", str(tmp_path / folder / "cache"))
+    sources = tiny(tmp_path / folder).sources
+    with (sources / "answer.h").open("a") as header:
+        header.write("#pragma message(\"reading\")\n")
+    said: list[str] = []
+    monkeypatch.setattr(_build.Progress, "output", lambda self, line: said.append(line))
+    module = load(Extension(f"tests_native_{len(folder)}._tiny", sources, "answer.h"), stream=io.StringIO())
+    assert module.value() == 42
+    assert sum("reading" in line and "note:" in line for line in said) == 1
 
 
 def test_force_compiles_everything_again(tmp_path: Path) -> None:
@@ -239,7 +254,7 @@ def test_a_relative_cache_directory_works(tmp_path: Path, monkeypatch: pytest.Mo
 def test_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr(_toolchain, "_available_memory", lambda: 64 * 1024**3)
-    assert _toolchain.job_count(20) == 4
+    assert _toolchain.job_count(20) == 8
     assert _toolchain.job_count(2) == 2
     monkeypatch.setattr(_toolchain, "_available_memory", lambda: 1024**3)
     assert _toolchain.job_count(20) == 1
