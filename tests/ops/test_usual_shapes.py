@@ -14,7 +14,8 @@ from torch import Tensor
 USES_DEVICE = True
 
 SIZES = [
-    (), (1,), (3,), (2, 1), (1, 3), (2, 3), (2, 1, 3), (1, 1, 1), (2, 4, 1, 3), (2, 1, 1, 1), (1, 3, 2, 2), (0, 3), (2, 0),
+    (), (1,), (3,), (2, 1), (1, 3), (2, 3), (2, 1, 3), (1, 1, 1), (2, 4, 1, 3), (2, 1, 1, 1), (1, 3, 2, 2), (0, 3),
+    (2, 0),
 ]  # fmt: skip
 UNARY: list[Callable[[Tensor], Tensor]] = [
     torch.neg, torch.exp, torch.log, torch.sqrt, torch.rsqrt, torch.sin, torch.cos, torch.erf, torch.tanh,
