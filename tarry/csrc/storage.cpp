@@ -1,7 +1,6 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/_conj.h>
 #include <ATen/ops/_neg_view.h>
-#include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/DispatchKeySet.h>
@@ -271,17 +270,14 @@ void set_data(TarryStorage* storage, at::Tensor data, Graveyard& graveyard) {
 
 // ---- real tensors
 
+// Not by as_strided(): the recorder has checked the bounds, and this is called for each view that a node takes.
 at::Tensor view_as_layout(const at::Tensor& home, const Layout* layout) {
-  PlainDispatch plain;
   if (layout->describes(home.unsafeGetTensorImpl())) {
     return home;
   }
-  if (home.scalar_type() == layout->dtype) {
-    return at::as_strided(home, layout->sizes, layout->strides, layout->offset);
-  }
-  // Another dtype over the same bytes (view_as_real, view(dtype), a storage read as bytes).
+  // Perhaps of another dtype over the same bytes (view_as_real, view(dtype), a storage read as bytes).
   auto view = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(home.storage()), home.key_set(), c10::scalarTypeToTypeMeta(layout->dtype));
+      c10::TensorImpl::VIEW, c10::Storage(home.storage()), home.key_set(), c10::scalarTypeToTypeMeta(layout->dtype));
   view.unsafeGetTensorImpl()->set_sizes_and_strides(layout->sizes, layout->strides, layout->offset);
   return view;
 }
