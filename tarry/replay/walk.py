@@ -129,9 +129,9 @@ class Walk(Checks):
             return self._ownership.is_foreign_module(obj.__name__)
         if not isinstance(obj, torch.optim.Optimizer) or package_of(type(obj)) != "torch":
             return False
-        replaced = vars(obj).get(name)  # a scheduler counts the steps that are taken
-        code = getattr(replaced, "__code__", None)  # also of a method
-        return replaced is None or (code is not None and self._ownership.is_foreign(code.co_filename))
+        own = vars(obj).get(name, _UNKNOWN)  # the user's, or of a scheduler, which notes the steps that are taken
+        code = getattr(own, "__code__", None)  # also of a method
+        return own is _UNKNOWN or (code is not None and self._ownership.is_foreign(code.co_filename))
 
     # ---- places, and what is found there
 
@@ -205,8 +205,8 @@ class Walk(Checks):
         for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
             if name in content:
                 self._hooks(content[name], f"{path}.{name}", depth)
+        self._named(content, path, depth, every=False)
         if package_of(type(optimizer)) != "torch":
-            self._named(content, path, depth, every=False)
             self._of_class(optimizer, content, path, depth)
 
     def _dict(self, container: dict[Any, Any], path: str, depth: int) -> None:

@@ -78,6 +78,16 @@ def test_a_replaced_step_of_an_optimizer_is_seen() -> None:
     assert last[1] == last[2]
 
 
+def test_what_was_added_to_an_optimizer_is_seen() -> None:
+    optimizer: Any = torch.optim.SGD([torch.ones(1, device="tarry", requires_grad=True)], lr=0.1)
+    optimizer.scale = None
+    step = tarry.compile(lambda x: x * (optimizer.scale or 1.0))
+    x = torch.ones(2, device="tarry")
+    assert [step(x).tolist() for _ in range(5)] == [[1.0, 1.0]] * 5
+    optimizer.scale = 4.0
+    assert step(x).tolist() == [4.0, 4.0]
+
+
 class Scaled(torch.optim.SGD):
     factor = 1.0
 
