@@ -83,6 +83,19 @@ def test_a_gpt_trains_as_in_eager() -> None:
         torch.testing.assert_close(a, e, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_a_cache_that_begins_empty(dtype: torch.dtype) -> None:
+    def step(device: str) -> Tensor:
+        keys = torch.arange(240, dtype=dtype).to(device).view(2, 5, 3, 8).transpose(1, 2) + 1
+        cache = torch.cat([torch.tensor([], device=device), keys], -2)  # of another dtype, if keys are integers
+        return cache.view(6, 5, 8) * 2
+
+    with expect(compiles=1, fallbacks=0) as seen:
+        result = step("tarry").cpu()
+    assert not [event for event in seen if event.kind == "interpreted"]
+    torch.testing.assert_close(result, step("cpu"))
+
+
 def test_parameters_are_updated_in_their_buffers() -> None:
     net = nn.Linear(4, 4).to("tarry")
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)

@@ -154,6 +154,13 @@ class FxLowering(LoweringContext[torch.fx.Node]):
         if node.op in FORMS and any(isinstance(arg, Number) for arg in node.args):
             return [with_tensors(self._call, node, args, self._is_element.__contains__)]
         listed = [list(arg) if isinstance(arg, tuple) else arg for arg in args]
+        if node.op == "aten::cat":
+            joined = [arg for arg, value in zip(listed[0], node.operands, strict=True) if 0 not in value.type.sizes]
+            (result,) = node.results
+            if len(joined) == 1 and result.type.is_contiguous:
+                # As a cache begins. Inductor would give the strides of what is left, not those of a new tensor.
+                options = {"dtype": result.type.dtype, "memory_format": torch.contiguous_format}
+                return [self._call(aten._to_copy.default, *joined, **options)]
         described = operator(node.op)
         if node.op in STRIDE_SENSITIVE:
             # These count elements in memory: the value must lie there as it was recorded.
