@@ -1,8 +1,3 @@
-// at::RecordFunction has one more field in debug builds, and PyTorch's libraries are not debug builds.
-#ifndef NDEBUG
-#define NDEBUG
-#endif
-
 #include "host_reads.h"
 
 #include <cstring>

@@ -93,6 +93,8 @@ class Plan:
             "-fPIC",
             "-fvisibility=hidden",
             "-Wall",
+            # As PyTorch's libraries: at::RecordFunction has one more field otherwise, and headers are full of assertions.
+            "-DNDEBUG",
             f"-DTORCH_EXTENSION_NAME={self.extension.name}",
             "-DTORCH_API_INCLUDE_EXTENSION_H",
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
