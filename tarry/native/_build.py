@@ -93,7 +93,7 @@ class Plan:
             "-fPIC",
             "-fvisibility=hidden",
             "-Wall",
-            # As PyTorch's libraries: at::RecordFunction has one more field otherwise, and headers are full of assertions.
+            # As PyTorch is: at::RecordFunction has one more field otherwise, and headers are full of assertions.
             "-DNDEBUG",
             f"-DTORCH_EXTENSION_NAME={self.extension.name}",
             "-DTORCH_API_INCLUDE_EXTENSION_H",
