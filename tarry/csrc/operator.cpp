@@ -8,8 +8,8 @@
 #include <unordered_set>
 
 #include "meta_rules.h"
-#include "usual.h"
 #include "record.h"
+#include "usual.h"
 
 namespace tarry {
 namespace {

@@ -6,6 +6,7 @@
 // quick: a meta kernel in Python takes longer than a small call. For others, there may be a rule in C++ (meta_rules.h).
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty_strided.h>
+#include <c10/util/strides.h>
 #include <torch/csrc/Exceptions.h>
 
 #include "record.h"
@@ -121,18 +122,11 @@ struct Probe {
 };
 
 const Layout* output_layout(const at::Tensor& tensor) {
-  const auto* impl = tensor.unsafeGetTensorImpl();
   const Layout* layout = intern_layout(tensor.scalar_type(), tensor.sizes(), tensor.strides(), 0);
   if (layout->dense) {
     return layout;
   }
-  c10::DimVector strides(impl->sizes().size());
-  int64_t stride = 1;
-  for (size_t i = strides.size(); i-- > 0;) {
-    strides[i] = stride;
-    stride *= std::max<int64_t>(impl->sizes()[i], 1);
-  }
-  return intern_layout(tensor.scalar_type(), tensor.sizes(), strides, 0);
+  return intern_layout(tensor.scalar_type(), tensor.sizes(), c10::contiguous_strides(tensor.sizes()), 0);
 }
 
 // `alias`: what the schema says of this result, if it is an argument that was written to.

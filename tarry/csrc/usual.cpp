@@ -3,6 +3,7 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/strides.h>
 
 #include <algorithm>
 #include <unordered_map>
@@ -29,20 +30,10 @@ const at::Tensor* plain(const c10::IValue& value) {
   return is_plain ? &tensor : nullptr;
 }
 
-c10::DimVector contiguous_strides(c10::IntArrayRef sizes) {
-  c10::DimVector strides(sizes.size());
-  int64_t stride = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    strides[i] = stride;
-    stride *= std::max<int64_t>(sizes[i], 1);
-  }
-  return strides;
-}
-
 // Contiguous with the very strides that a new tensor has: those of dimensions of size 1 may be anything otherwise.
 const at::Tensor* contiguous(const c10::IValue& value) {
   const at::Tensor* tensor = plain(value);
-  return tensor && tensor->strides() == c10::IntArrayRef(contiguous_strides(tensor->sizes())) ? tensor : nullptr;
+  return tensor && tensor->strides() == c10::IntArrayRef(c10::contiguous_strides(tensor->sizes())) ? tensor : nullptr;
 }
 
 bool is_number(const c10::IValue& value) {
@@ -65,7 +56,7 @@ void add_result(Signature& signature, at::ScalarType dtype, c10::IntArrayRef siz
 
 Result fresh(at::ScalarType dtype, c10::IntArrayRef sizes) {
   auto signature = std::make_unique<Signature>();
-  add_result(*signature, dtype, sizes, contiguous_strides(sizes));
+  add_result(*signature, dtype, sizes, c10::contiguous_strides(sizes));
   return signature;
 }
 
