@@ -47,10 +47,10 @@ std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& tensors) {
   return to;
 }
 
-// On the host, in memory from which the device may copy at any later time.
-at::Tensor pinned_vector(const LaunchList::NumberVector& spec, const std::vector<c10::IValue>& numbers) {
-  at::Tensor made = at::empty({static_cast<int64_t>(spec.indices.size())}, at::TensorOptions(spec.dtype).pinned_memory(true));
-  fill_vector(spec, numbers, made);
+// In memory from which the device may copy at any later time.
+at::Tensor pinned(const at::Tensor& tensor) {
+  at::Tensor made = at::empty(tensor.sizes(), tensor.options().pinned_memory(true));
+  std::memcpy(made.mutable_data_ptr(), tensor.const_data_ptr(), tensor.nbytes());
   return made;
 }
 
@@ -59,11 +59,13 @@ at::Tensor pinned_vector(const LaunchList::NumberVector& spec, const std::vector
 void CapturedProgram::clear() {
   parts_ = Parts();
   lent_.clear();
+  uploaded_.clear();
 }
 
 void CapturedProgram::set(Parts parts) {
+  clear();
   parts_ = std::move(parts);
-  lent_.clear();
+  uploaded_.resize(parts_.vectors.size());
   std::unordered_map<const c10::StorageImpl*, int> users;
   for (const at::Tensor& result : parts_.results) {
     if (result.defined()) {
@@ -140,7 +142,12 @@ std::vector<at::Tensor> CapturedProgram::run(std::vector<at::Tensor> inputs, con
     at::_foreach_copy_(to, from);
   }
   for (size_t i = 0; i < parts_.vectors.size(); ++i) {
-    at::Tensor(parts_.vector_tensors[i]).copy_(pinned_vector(parts_.vectors[i], numbers), /*non_blocking=*/true);
+    at::Tensor vector = vector_of(parts_.vectors[i], numbers);
+    at::Tensor& uploaded = uploaded_[i];
+    if (!uploaded.defined() || std::memcmp(uploaded.const_data_ptr(), vector.const_data_ptr(), vector.nbytes()) != 0) {
+      at::Tensor(parts_.vector_tensors[i]).copy_(pinned(vector), /*non_blocking=*/true);
+      uploaded = std::move(vector);
+    }
   }
   const int failed = parts_.launch(parts_.graph, nullptr);
   TORCH_CHECK(failed == 0, "tarry: launching a CUDA graph gave error ", failed);

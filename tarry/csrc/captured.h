@@ -45,6 +45,7 @@ class CapturedProgram final : public Program {
 
   mutable std::mutex mutex_; // of the results' memory
   mutable Parts parts_;
+  mutable std::vector<at::Tensor> uploaded_; // what each vector of numbers has on the device; undefined: not known
   std::vector<bool> lent_; // per output: handed out where it is; else, a copy of it
 };
 

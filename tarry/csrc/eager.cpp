@@ -202,7 +202,7 @@ void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reaso
   {
     PlainDispatch plain;
     std::optional<SeededCall> seeded;
-    if (op.has(kRandom)) {
+    if (op.draws(arguments)) {
       seeded.emplace(op, draw_seed(given, state->index), call_stack, real.device);
     }
     op.handle.callBoxed(&call_stack);

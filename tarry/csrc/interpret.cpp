@@ -207,7 +207,7 @@ void Interpreter::execute(Node& node) {
   }
   {
     std::optional<SeededCall> seeded;
-    if (op.has(kRandom)) {
+    if (op.draws(torch::jit::last(stack_, op.arguments.size()))) {
       seeded.emplace(op, node.constants.back().toInt(), stack_, device_);
     }
     op.handle.callBoxed(&stack_);

@@ -117,6 +117,9 @@ Operator::Operator(c10::OperatorHandle h, uint32_t flags) : handle(h), flags(fla
     if (kind == ArgKind::Generator) {
       generator_argument = static_cast<int>(arguments.size());
     }
+    if (kind == ArgKind::Number && argument.name() == "dropout_p") {
+      dropout_argument = static_cast<int>(arguments.size());
+    }
     mutates = mutates || is_mutable;
     takes_numbers = takes_numbers || kind == ArgKind::Number || kind == ArgKind::NumberList;
     arguments.push_back({kind, is_mutable, is_optional(argument.type())});

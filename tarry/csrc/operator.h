@@ -56,11 +56,16 @@ struct Operator {
   bool recordable = true; // its results are known before it runs, but for the tensors' contents
   bool takes_numbers = false;
   int generator_argument = -1;
+  int dropout_argument = -1; // of attention
   // What tells the shapes of its results without its own kernel; may be null.
   Usual usual; // for the usual calls (usual.h)
   const c10::KernelFunction* rule; // meta_rules.h
 
   bool has(OperatorFlags flag) const { return (flags & flag) != 0; }
+  // Whether a call with these arguments needs a seed: attention without dropout is random in name only.
+  bool draws(c10::ArrayRef<c10::IValue> given) const {
+    return has(kRandom) && (dropout_argument < 0 || !given[dropout_argument].isDouble() || given[dropout_argument].toDouble() != 0.0);
+  }
 };
 
 // The one Operator of a handle; made on first sight for operators that no table lists (custom operators).

@@ -61,12 +61,6 @@ c10::DimVector picked(const std::vector<int64_t>& integers, const std::vector<in
   return found;
 }
 
-at::Tensor vector_of(const LaunchList::NumberVector& spec, const std::vector<c10::IValue>& numbers) {
-  at::Tensor made = at::detail::empty_cpu({static_cast<int64_t>(spec.indices.size())}, spec.dtype);
-  fill_vector(spec, numbers, made);
-  return made;
-}
-
 void call_operator(const LaunchList::Instruction& call, std::vector<at::Tensor>& registers) {
   torch::jit::Stack stack = call.arguments;
   for (const auto& operand : call.operands) {
@@ -93,7 +87,8 @@ void call_operator(const LaunchList::Instruction& call, std::vector<at::Tensor>&
 
 } // namespace
 
-void fill_vector(const LaunchList::NumberVector& spec, const std::vector<c10::IValue>& numbers, at::Tensor& vector) {
+at::Tensor vector_of(const LaunchList::NumberVector& spec, const std::vector<c10::IValue>& numbers) {
+  at::Tensor vector = at::detail::empty_cpu({static_cast<int64_t>(spec.indices.size())}, spec.dtype);
   for (size_t i = 0; i < spec.indices.size(); ++i) {
     const c10::Scalar value = numbers.at(spec.indices[i]).toScalar();
     if (spec.dtype == c10::ScalarType::Double) {
@@ -102,6 +97,7 @@ void fill_vector(const LaunchList::NumberVector& spec, const std::vector<c10::IV
       vector.mutable_data_ptr<int64_t>()[i] = value.toLong();
     }
   }
+  return vector;
 }
 
 LaunchList::LaunchList(

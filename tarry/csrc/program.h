@@ -88,6 +88,6 @@ class LaunchList final : public Program {
   size_t most_pointers_ = 512; // room for those of any kernel, and for what its caller passes beyond them
 };
 
-void fill_vector(const LaunchList::NumberVector& spec, const std::vector<c10::IValue>& numbers, at::Tensor& vector);
+at::Tensor vector_of(const LaunchList::NumberVector& spec, const std::vector<c10::IValue>& numbers);
 
 } // namespace tarry

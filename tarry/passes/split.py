@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from tarry.ir.graph import Graph, GraphBuilder, Node, Number, Value, leaves, producers, users
 from tarry.ir.layout import VIEW_RULES
+from tarry.ir.operators import draws_nothing
 from tarry.passes.own_outputs import own_outputs
 from tarry.passes.subgraph import subgraph, with_views
 
@@ -179,7 +180,7 @@ def _work(nodes: Iterable[Node]) -> int:
 
 def _numbers(node: Node) -> Iterable[Number]:
     yield from (leaf for leaf in leaves(node.args) if isinstance(leaf, Number))
-    if node.seed is not None:
+    if node.seed is not None and not draws_nothing(node.op, node.args):
         yield node.seed
 
 

@@ -125,6 +125,14 @@ def test_fork_rng_leaves_the_state_alone() -> None:
     assert same(draws(), expected)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_attention_draws_only_for_dropout(dropout: float) -> None:
+    q = torch.rand(1, 2, 4, 8).to("tarry").requires_grad_()
+    before = torch.tarry.get_rng_state()
+    torch.nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=dropout).sum().backward()
+    assert torch.equal(torch.tarry.get_rng_state(), before) == (dropout == 0.0)
+
+
 def test_own_generator() -> None:
     generator = torch.Generator(device="tarry")
     assert generator.device == torch.device("tarry:0")

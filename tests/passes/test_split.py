@@ -14,6 +14,7 @@ from tarry.ir import Graph, evaluate, verify
 from tarry.ir.layout import VIEW_RULES
 from tarry.ir.text import parse
 from tarry.native import C
+from tarry.passes.specialize import specialize
 from tarry.passes.split import Split, split
 
 USES_DEVICE = True
@@ -37,6 +38,8 @@ def _recorded(optimizer: Callable[..., torch.optim.Optimizer], model: nn.Module)
         _step(model, chosen, x)
         batch = C.collect(0)
         graph = Program(batch).graph("optimized")
+        numbers = batch.numbers()
+        graph = specialize(graph, {k: numbers[k] for k, number in enumerate(graph.numbers) if number.kind != "seed"})
         parts = split(graph, *batch.positions())
         batch.interpret(interruptible=False)
     return graph, parts
@@ -158,6 +161,27 @@ def test_new_statistics_are_made_early_and_written_late() -> None:
     assert len(updated) >= 8 + 8, "weights and statistics"
     assert all(parts.outputs[k] >= 0 for k in updated), "all by the late part"
     assert sum(node.op == "aten::clone" for node in parts.late.nodes) >= 8
+
+
+class _Attention(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 8)
+        self.dropout = dropout
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = self.project(x).view(1, 2, 2, 8)
+        return nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=self.dropout).reshape(4, 8).tanh()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_only_what_draws_waits_for_its_seed(dropout: float) -> None:
+    torch.manual_seed(0)
+    layers = [_Attention(dropout) for _ in range(6)]
+    _, parts = _recorded(lambda p: torch.optim.SGD(p, lr=0.1), nn.Sequential(*layers))
+    assert parts is not None
+    assert any(node.seed is not None for node in parts.early.nodes)
+    assert bool(parts.seeds) == (dropout > 0)
 
 
 def test_a_device_that_would_be_idle_gets_more_of_the_work_early() -> None:
