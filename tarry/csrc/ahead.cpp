@@ -9,6 +9,7 @@
 
 #include "batch.h"
 #include "hooks.h"
+#include "voyage.h"
 
 namespace tarry {
 namespace {
@@ -249,16 +250,19 @@ bool has_room(DeviceState& state) {
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> seen;
   std::shared_ptr<const SplitProgram> program;
   size_t in_use = 0;
+  bool busy = false;
   {
     std::lock_guard<std::mutex> guard(state.mutex);
     program = state.position < state.launch_at ? nullptr : state.expected->program;
     in_use = program ? bytes_of(state.early_results, seen) : 0;
+    // Results may have to be moved, which are inputs of the part that is being launched.
+    busy = state.voyage && !state.voyage->is_done() && !real_device(state.index).is_cpu();
   }
   seen.clear(); // or they would be in use
   if (!program) {
     return false;
   }
-  {
+  if (!busy) {
     c10::InferenceMode no_inference(false);
     PlainDispatch plain;
     if (program->parts().early->makes_room(in_use)) {

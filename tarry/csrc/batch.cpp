@@ -388,7 +388,8 @@ bool Batch::run(
   if (!(split ? ahead.flight || split->early_accepts(taken) : program->accepts(taken))) {
     return false;
   }
-  if (unawaited && program->accepts_all() && may_depart(*this)) {
+  const bool accepted = program->accepts_all() || (ahead.flight && ahead.flight->is_done() && !ahead.flight->error && split->late_accepts(taken, ahead.flight->results));
+  if (unawaited && accepted && may_depart(*this)) {
     auto voyage = std::make_shared<Voyage>();
     voyage->batch = shared_from_this();
     voyage->program = program;

@@ -220,6 +220,8 @@ Value current_value(TarryStorage* storage, Graveyard& graveyard);
 
 // Computes all that is pending (through the Python runtime), then gives the real tensor that `tensor` looks at.
 at::Tensor materialise(const at::Tensor& tensor, const char* reason);
+// As above, for somebody who copies it at once: perhaps not the tensor itself, and on the host.
+at::Tensor materialise_for_reading(const at::Tensor& tensor, const char* reason);
 // As above, for writing: nobody else sees the buffer.
 at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason);
 at::Tensor clone_exactly(const at::Tensor& tensor); // same strides

@@ -178,7 +178,7 @@ Operator* copy_operator() {
 
 at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   if (!is_tarry(self)) {
-    return self.copy_(materialise(source, "copy to another device"), non_blocking);
+    return self.copy_(materialise_for_reading(source, "copy to another device"), non_blocking);
   }
   if (self.is_conj() || self.is_neg()) {
     // Write the conjugated (negated) source to what the view stands for.
@@ -195,7 +195,7 @@ at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) 
     return self;
   }
   if (is_tarry(source) && source.device() != self.device()) {
-    return copy(self, materialise(source, "copy to another device"), non_blocking);
+    return copy(self, materialise_for_reading(source, "copy to another device"), non_blocking);
   }
   if (is_tarry(source) || source.unsafeGetTensorImpl()->is_wrapped_number()) {
     torch::jit::Stack stack{self, source, non_blocking};
@@ -231,7 +231,7 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& target, bool non_
   if (is_tarry(target)) {
     copy(destination, self, non_blocking);
   } else {
-    destination.copy_(materialise(self, "copy to another device"), non_blocking);
+    destination.copy_(materialise_for_reading(self, "copy to another device"), non_blocking);
   }
   return target;
 }
@@ -242,7 +242,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& target
 }
 
 at::Scalar local_scalar_dense(const at::Tensor& self) {
-  return at::_local_scalar_dense(materialise(self, "item"));
+  return at::_local_scalar_dense(materialise_for_reading(self, "item"));
 }
 
 void record_stream(at::Tensor& /*self*/, at::Stream /*stream*/) {

@@ -57,12 +57,20 @@ class Pilot {
     wake_.notify_one();
   }
 
-  void wait_for(const Task& task) {
-    for (int i = 0; i < 1000 && !task.is_done(); ++i) { // it is often about to be done, and sleeping takes longer
+  void wait_for(const std::atomic<bool>& sign) {
+    for (int i = 0; i < 1000 && !sign.load(std::memory_order_acquire); ++i) { // it often comes soon, and sleeping takes longer
       rest_a_little();
     }
-    std::unique_lock<std::mutex> lock(mutex_); // in any case: whoever is in work() has let go of the task then
-    landed_.wait(lock, [&task] { return task.is_done(); });
+    std::unique_lock<std::mutex> lock(mutex_); // in any case: whoever is in work() has let go of a task that is done then
+    landed_.wait(lock, [&sign] { return sign.load(std::memory_order_acquire); });
+  }
+
+  void give(std::atomic<bool>& sign) {
+    {
+      std::lock_guard<std::mutex> guard(mutex_); // or somebody who is about to wait would miss it
+      sign.store(true, std::memory_order_release);
+    }
+    landed_.notify_all();
   }
 
   void wait_for_all() {
@@ -86,6 +94,7 @@ class Pilot {
       task->fly();
       lock.lock();
       busy_ = false;
+      task->halfway_.store(true, std::memory_order_release);
       task->done_.store(true, std::memory_order_release);
       task.reset();
       landed_.notify_all();
@@ -102,7 +111,15 @@ class Pilot {
 Task::Task() : threads_(at::get_num_threads()), float_mode_(float_mode()) {}
 
 void Task::wait() {
-  Pilot::get().wait_for(*this);
+  Pilot::get().wait_for(done_);
+}
+
+void Task::wait_halfway() {
+  Pilot::get().wait_for(halfway_);
+}
+
+void Task::get_halfway() {
+  Pilot::get().give(halfway_);
 }
 
 void hand_over(std::shared_ptr<Task> task) {

@@ -16,14 +16,17 @@ class Task {
   virtual ~Task() = default;
   void wait(); // until it is done; the second thread has let go of it then
   bool is_done() const { return done_.load(std::memory_order_acquire); }
+  void wait_halfway(); // until it is half way, or done: a task may have something to offer before its end
 
  protected:
   virtual void fly() noexcept = 0;
+  void get_halfway(); // by the second thread: what was written before can be read by those who have waited
 
  private:
   friend class Pilot;
   const int threads_;
   const unsigned float_mode_;
+  std::atomic<bool> halfway_{false};
   std::atomic<bool> done_{false};
 };
 

@@ -364,6 +364,18 @@ at::Tensor materialise(const at::Tensor& tensor, const char* reason) {
   return with_lazy_bits(view_as_layout(settle(storage, reason), layout_of(tensor.unsafeGetTensorImpl())), tensor);
 }
 
+at::Tensor materialise_for_reading(const at::Tensor& tensor, const char* reason) {
+  TarryStorage* storage = storage_of(tensor.unsafeGetTensorImpl());
+  TORCH_CHECK(storage, kNotOurs);
+  check_fork();
+  const at::Tensor early = read_aloft(storage);
+  if (!early.defined()) {
+    return materialise(tensor, reason);
+  }
+  trace_read(*storage->state);
+  return with_lazy_bits(view_as_layout(early, layout_of(tensor.unsafeGetTensorImpl())), tensor);
+}
+
 at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason) {
   PlainDispatch plain;
   TarryStorage* storage = storage_of(tensor.unsafeGetTensorImpl());

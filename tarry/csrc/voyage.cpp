@@ -1,6 +1,9 @@
 #include "voyage.h"
 
+#include <ATen/ops/empty_strided.h>
 #include <ATen/record_function.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <array>
@@ -57,11 +60,12 @@ std::vector<Node*> leaves_replaced(const Voyage& voyage, const std::vector<int64
 
 bool may_depart(const Batch& batch) {
   DeviceState& state = *batch.state;
-  if (!runs_ahead() || !real_device(state.index).is_cpu() || at::hasCallbacks()) { // a profiler wants to see this thread's work
+  if (!runs_ahead() || at::hasCallbacks()) { // a profiler wants to see this thread's work
     return false;
   }
-  const bool simple = std::all_of(batch.order.begin(), batch.order.end(), [](const NodePtr& node) {
-    return !node->results && !node->error && (!node->is_leaf() || node->data.is_cpu());
+  const c10::Device device = real_device(state.index);
+  const bool simple = std::all_of(batch.order.begin(), batch.order.end(), [device](const NodePtr& node) {
+    return !node->results && !node->error && (!node->is_leaf() || node->data.device() == device);
   });
   std::lock_guard<std::mutex> guard(state.mutex);
   if (state.grounded > 0) {
@@ -114,8 +118,36 @@ bool depart(const std::shared_ptr<Voyage>& voyage, const std::vector<int64_t>& u
   return true;
 }
 
+// Numbers that are offered at most: on a device, each is copied on its own.
+constexpr int kMaxOffers = 4;
+
+void Voyage::offer(const std::vector<at::Tensor>& early_results) {
+  const auto& outputs = split->parts().outputs;
+  std::vector<at::Tensor> offered(outputs.size());
+  std::optional<c10::Device> from;
+  int offers = 0;
+  for (size_t i = 0; i < outputs.size() && offers < kMaxOffers; ++i) {
+    const at::Tensor* value = outputs[i] < 0 ? &early_results.at(-1 - outputs[i]) : nullptr;
+    const Root& root = batch->roots[i];
+    if (!value || value->numel() != 1 || !root.node->output_layout(root.output)->describes(value->unsafeGetTensorImpl())) {
+      continue;
+    }
+    const auto options = value->options().device(c10::kCPU).pinned_memory(!value->is_cpu());
+    offered[i] = at::empty_strided(value->sizes(), value->strides(), options).copy_(*value, /*non_blocking=*/true);
+    from = value->device();
+    ++offers;
+  }
+  if (from && !from->is_cpu()) {
+    arrival.emplace(from->type());
+    arrival->record(c10::impl::VirtualGuardImpl(from->type()).getStream(*from));
+  }
+  read_early = std::move(offered);
+  get_halfway();
+}
+
 void Voyage::fly() noexcept {
   try {
+    const c10::OptionalDeviceGuard device(inputs.empty() ? std::nullopt : std::make_optional(inputs[0].device()));
     PlainDispatch plain;
     std::vector<at::Tensor> outputs;
     if (split) {
@@ -124,6 +156,7 @@ void Voyage::fly() noexcept {
         first = split->run_early(inputs, numbers);
       }
       TORCH_CHECK(split->late_accepts(inputs, *first), "tarry: the late part of a step does not accept its inputs");
+      offer(*first);
       outputs = split->run_late(inputs, std::move(*first), numbers);
     } else {
       outputs = program->run(std::move(inputs), numbers);
@@ -200,6 +233,34 @@ void close(DeviceState& state, const Voyage& voyage) {
   if (state.voyage.get() == &voyage) {
     closed = std::move(state.voyage);
   }
+}
+
+at::Tensor read_aloft(const TarryStorage* storage) {
+  DeviceState& state = *storage->state;
+  std::shared_ptr<Voyage> voyage;
+  size_t index = 0;
+  {
+    std::lock_guard<std::mutex> guard(state.mutex);
+    if (!is_aloft(state, storage->value) || !state.voyage->split) {
+      return {};
+    }
+    const auto& roots = state.voyage->batch->roots;
+    const auto found = std::find_if(roots.begin(), roots.end(), [storage](const Root& root) { return root.storage == storage; });
+    index = static_cast<size_t>(found - roots.begin());
+    const auto& outputs = state.voyage->split->parts().outputs;
+    if (found == roots.end() || found->node != storage->value.node || found->output != storage->value.output || outputs.at(index) >= 0) {
+      return {};
+    }
+    voyage = state.voyage;
+  }
+  voyage->wait_halfway();
+  if (voyage->read_early.empty() || !voyage->read_early[index].defined()) {
+    return {};
+  }
+  if (voyage->arrival) {
+    voyage->arrival->synchronize();
+  }
+  return voyage->read_early[index];
 }
 
 void await_step(DeviceState& state) {

@@ -1,10 +1,12 @@
 // A whole step in the air: it is computed by the second thread while the next step is recorded.
 //
-// A step that nobody waits for (optimizer.step(), mark_step()) and that a native program computes on a CPU is handed over. Then
+// A step that nobody waits for (optimizer.step(), mark_step()) and that a native program computes is handed over: on a CPU, its
+// kernels run on the second thread; on another device they are launched from there, if the early part was launched ahead. Then
 //   - what the program updates in place (parameters, the optimizer's state) is committed at once: its storage has the buffer
 //     already, and the buffer has the contents when the step has landed. The next step records it as any other leaf.
 //   - all other results (gradients, the loss) stay pending, and get their data when the step lands. Gradients that are dropped
-//     before are never waited for.
+//     before are never waited for. A number that the early part of the program has computed (the loss, mostly) can be read as
+//     soon as that part is done: whoever prints a loss does not wait for the backward pass and the optimizer.
 //
 // So two things have to wait until the step has landed, and they are the only ones:
 //   - whoever looks at real memory. All reads and writes of it by the host go through settled_data() in storage.cpp; all that
@@ -18,7 +20,10 @@
 // wait; the Python runtime then has the reference path compute it.
 #pragma once
 
+#include <c10/core/Event.h>
+
 #include <exception>
+#include <optional>
 #include <thread>
 
 #include "batch.h"
@@ -39,10 +44,16 @@ struct Voyage final : Task {
   std::vector<c10::IValue> numbers;
   const std::thread::id captain = std::this_thread::get_id(); // who has handed it over
   std::shared_ptr<void> diagnose; // a Python object: what to call with the batch and the error if it fails
+  // Half way: per root, a number of the early part's on the host, or nothing; and when it has arrived there, if it is on its way.
+  std::vector<at::Tensor> read_early;
+  std::optional<c10::Event> arrival;
   std::exception_ptr error; // when it is done
 
  protected:
   void fly() noexcept override;
+
+ private:
+  void offer(const std::vector<at::Tensor>& early_results);
 };
 
 // Whether a step that nobody waits for should be handed over: not if others like it were waited for at once.
@@ -56,6 +67,9 @@ std::shared_ptr<Voyage> land_step(DeviceState& state);
 void close(DeviceState& state, const Voyage& voyage); // one that failed, and has been computed otherwise
 // The same for those who need a value or a node of it; an error is raised through the runtime. Without the lock.
 void await_step(DeviceState& state);
+// The storage's contents, if it is a number that the step in the air has computed already or will have half way; undefined if
+// not. On the host, to be read only. Without the lock.
+at::Tensor read_aloft(const TarryStorage* storage);
 // Whether a value is that of a step in the air: all later nodes have a later epoch. Under the lock.
 inline bool is_aloft(const DeviceState& state, const Value& value) {
   return state.voyage && value.node && value.node->epoch <= state.voyage->batch->epoch;

@@ -106,3 +106,35 @@ def test_other_streams_are_obeyed() -> None:
         with torch.cuda.stream(torch.cuda.Stream()):
             y = (x * 2 + 1).sum()
             assert y.item() == 192
+
+
+def _train_deep(device: str, steps: int) -> list[Tensor]:
+    """Deep enough to come in two parts. Some gradients are kept for a while, some parameters looked at or written."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(6) for layer in (nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Tanh())]
+    net = nn.Sequential(*layers, nn.Linear(32, 1)).to(device)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    seen, held = [], []
+    for step in range(steps):
+        x = torch.randn(16, 32).to(device)
+        loss = (net(x) - x.sum(1, keepdim=True)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seen.append(loss.detach().cpu())
+        if step % 4 == 1:
+            held.append(net[0].weight.grad)
+        if step % 8 == 5:
+            seen.append(net[0].weight.detach().cpu())
+        if step % 16 == 9:
+            with torch.no_grad():
+                net[3].weight.mul_(0.5)
+    return [*seen, *(gradient.cpu() for gradient in held), *(value.cpu() for value in net.state_dict().values())]
+
+
+def test_a_loss_is_read_while_the_rest_of_its_step_is_computed() -> None:
+    tarry.metrics.reset()
+    ours = _train_deep("tarry", 64)
+    assert tarry.metrics.counters()["handed_over"] > 8
+    for a, b in zip(ours, _train_deep("cpu", 64), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3)

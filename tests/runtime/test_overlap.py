@@ -115,11 +115,27 @@ def test_a_step_that_is_asked_for_at_once_is_not_handed_over_for_long() -> None:
     net = Net(width=512, layers=4).to("tarry")
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     for _ in range(20):
-        loss = net(torch.ones(512, 512).to("tarry")).square().mean()
+        net(torch.ones(512, 512).to("tarry")).square().mean().backward()
+        optimizer.step()
+        net.layers[0].weight[0, 0].item()
+    assert 1 <= _departed() < 20  # how many depends on who was faster
+
+
+def test_a_loss_is_read_while_the_rest_of_its_step_is_computed() -> None:
+    net = Net(width=512).to("tarry")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    x = torch.ones(512, 512).to("tarry")
+    aloft = []
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
         loss.backward()
         optimizer.step()
-        loss.item()
-    assert 1 <= _departed() < 20  # how many depends on who was faster
+        early = [loss.item(), loss.cpu().item(), loss.view(1).to("cpu")[0].item()]
+        aloft.append(C.is_aloft(0))  # reading it has not landed the step, which takes milliseconds
+        tarry.wait()
+        assert early == [loss.item()] * 3
+    assert any(aloft)
 
 
 def test_wait_means_that_it_is_done() -> None:
@@ -366,6 +382,35 @@ def test_an_error_is_raised_at_the_next_look_and_names_its_line(look: Look) -> N
             assert torch.equal(value.cpu(), kept)
         del value
     assert step(good).item() > 0
+
+
+def test_an_error_after_the_loss_that_was_read() -> None:
+    net = Net().to("tarry")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    counts = torch.zeros(8).to("tarry")
+    x = torch.ones(ROWS, WIDTH).to("tarry")
+
+    def step(index: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        counts.index_add_(0, index, loss.detach().expand(4))
+        C.forget_expectations()
+        optimizer.step()
+        return loss.detach()
+
+    for _ in range(5):
+        assert step(torch.arange(4).to("tarry")).item() > 0
+    before = [value.clone().cpu() for value in (counts, *net.parameters())]
+    departed = _departed()
+    bad = step(torch.full((4,), 99).to("tarry"))
+    assert _departed() == departed + 1
+    assert bad.item() > 0
+    with pytest.raises(IndexError, match=r"aten::index_add_, recorded at .*test_overlap\.py:\d+"):
+        tarry.wait()
+    assert bad.item() > 0
+    assert torch.equal(counts.cpu(), before[0])
+    assert step(torch.arange(4).to("tarry")).item() > 0
 
 
 def _broken() -> tuple[Tensor]:
