@@ -165,7 +165,7 @@ void Voyage::fly() noexcept {
     batch->commit_results(std::move(outputs));
     DeviceState& state = *batch->state;
     std::lock_guard<std::mutex> guard(state.mutex);
-    if (state.position != 0) {
+    if (state.position != 0 || was_read) {
       state.pointless = 0;
     } else if (Clock::now() - departures[state.index] < kBrief) {
       note_pointless(state);
@@ -260,6 +260,7 @@ at::Tensor read_aloft(const TarryStorage* storage) {
   if (voyage->arrival) {
     voyage->arrival->synchronize();
   }
+  voyage->was_read = true;
   return voyage->read_early[index];
 }
 

@@ -47,6 +47,7 @@ struct Voyage final : Task {
   // Half way: per root, a number of the early part's on the host, or nothing; and when it has arrived there, if it is on its way.
   std::vector<at::Tensor> read_early;
   std::optional<c10::Event> arrival;
+  std::atomic<bool> was_read{false};
   std::exception_ptr error; // when it is done
 
  protected:
