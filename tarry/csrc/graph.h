@@ -139,6 +139,7 @@ struct TarryStorage final : c10::StorageImpl {
 
  private:
   void leave();
+  bool released_ = false;
 };
 
 using StoragePtr = c10::intrusive_ptr<TarryStorage>;
