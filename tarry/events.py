@@ -31,11 +31,14 @@ class Event:
 
 
 _subscribers: list[Callable[[Event], None]] = []
+_counters: list[Callable[[str, dict[str, Any]], None]] = []
 _lock = threading.Lock()
 
 
 def emit(kind: str, **fields: Any) -> None:
     """Tell every subscriber. A subscriber that raises is the caller's error: none of ours does."""
+    for count in _counters:
+        count(kind, fields)
     if _subscribers:
         event = Event(kind, fields)
         for subscriber in tuple(_subscribers):
@@ -54,10 +57,9 @@ def subscribe(subscriber: Callable[[Event], None]) -> Iterator[None]:
             _subscribers.remove(subscriber)
 
 
-def subscribe_forever(subscriber: Callable[[Event], None]) -> None:
-    """As `subscribe`, for the life of the process."""
-    with _lock:
-        _subscribers.append(subscriber)
+def count_with(counter: Callable[[str, dict[str, Any]], None]) -> None:
+    """From now on, `counter(kind, fields)` is called for each event: an Event takes longer to make than to count."""
+    _counters.append(counter)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from tarry import events
 
@@ -18,21 +19,20 @@ _reset_native: Callable[[], None] = lambda: None  # noqa: E731 - replaced when t
 _backend: Callable[[], dict[str, float]] = dict
 
 
-def _count(event: events.Event) -> None:
-    fields = event.fields
+def _count(kind: str, fields: dict[str, Any]) -> None:
     with _lock:
-        if event.kind == "fallback":
+        if kind == "fallback":
             _counts[f"fallback/{fields['op']}"] += 1
             _places[fields["op"], f"{fields['file']}:{fields['line']}"] += 1
         else:
-            _counts[event.kind] += 1
-        if event.kind == "compile" and fields.get("reason"):
+            _counts[kind] += 1
+        if kind == "compile" and fields.get("reason"):
             _reasons[fields["reason"]] += 1
         if "seconds" in fields:
-            _seconds[event.kind] += fields["seconds"]
+            _seconds[kind] += fields["seconds"]
 
 
-events.subscribe_forever(_count)
+events.count_with(_count)
 
 
 def attach(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import signal
+# `signal` without its enumerations, which cost more than the calls: this is done every step.
+import _signal  # type: ignore[import-not-found]
 
 from tarry.backends.base import Backend, Batch, Program, Step
 
@@ -14,10 +15,10 @@ def _interpret(batch: Batch) -> None:
 def _only_default_handlers() -> bool:
     """Whether an interrupt can only end the program: a handler of the user's might ask for values in mid-step."""
     return (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
-        and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+        _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
+        and _signal.getsignal(_signal.SIGTERM) is _signal.SIG_DFL
+        and _signal.getsignal(_signal.SIGUSR1) is _signal.SIG_DFL
+        and _signal.getsignal(_signal.SIGALRM) is _signal.SIG_DFL
     )
 
 

@@ -23,14 +23,17 @@ bool before(const NodePtr& a, const NodePtr& b) {
 void gather(Batch& batch) {
   static std::atomic<uint64_t> marks{1};
   const uint64_t mark = marks.fetch_add(1);
+  const DeviceState& state = *batch.state;
+  std::vector<NodePtr> recorded(state.position); // in this epoch, by position; those of earlier ones are few
   std::vector<Node*> stack;
+  stack.reserve(state.position);
   auto visit = [&](const NodePtr& node) {
     if (node->mark != mark) {
       node->mark = mark;
-      batch.order.push_back(node);
       if (!is_input(*node) && !node->error) {
         stack.push_back(node.get());
       }
+      (node->epoch == state.epoch ? recorded[node->position] : batch.order.emplace_back()) = node;
     }
   };
   for (const Root& root : batch.roots) {
@@ -43,8 +46,14 @@ void gather(Batch& batch) {
       visit(edge.node);
     }
   }
-  // Recording order is program order. Nodes come almost sorted backwards, so sorting positions is cheap.
+  // Recording order is program order.
   std::sort(batch.order.begin(), batch.order.end(), before);
+  batch.order.reserve(batch.order.size() + recorded.size());
+  for (NodePtr& node : recorded) {
+    if (node) {
+      batch.order.push_back(std::move(node));
+    }
+  }
   std::sort(batch.roots.begin(), batch.roots.end(), [](const Root& a, const Root& b) {
     return a.node == b.node ? a.output < b.output : before(a.node, b.node);
   });

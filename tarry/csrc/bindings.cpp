@@ -135,7 +135,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_property_readonly("integers", [](const Outline& outline) { return outline.integers; })
       .def_property_readonly("ranks", [](const Outline& outline) { return outline.ranks; })
       .def_property_readonly("comes_again", [](const Outline& outline) { return outline.comes_again; })
-      .def("same", [](const Outline& a, const Outline& b) { return a.tags == b.tags; }, "Whether they differ in integers only.");
+      .def("same", &Outline::same, "Whether they differ in integers only.");
   py::class_<SizeTemplate>(m, "SizeTemplate")
       .def(py::init([](std::vector<uint32_t> symbols, const RawPolynomials& polynomials, std::vector<uint32_t> places) {
         return SizeTemplate{std::move(symbols), to_polynomials(polynomials), std::move(places)};

@@ -25,6 +25,7 @@
 #include "hash.h"
 #include "layout.h"
 #include "operator.h"
+#include "pool.h"
 
 namespace tarry {
 
@@ -72,7 +73,7 @@ struct Mutation {
 };
 
 // Immutable once recorded, but for its numbers and data when the node is used again in the next step.
-struct Node final : c10::intrusive_ptr_target {
+struct Node final : c10::intrusive_ptr_target, Pooled<Node> {
   ~Node() override;
 
   const Operator* op = nullptr; // null: a leaf, whose value is `data`
@@ -114,7 +115,7 @@ struct Flight;
 struct Voyage; // voyage.h
 struct Trace; // replay.h
 
-struct TarryStorage final : c10::StorageImpl {
+struct TarryStorage final : c10::StorageImpl, Pooled<TarryStorage> {
   TarryStorage(DeviceState* state, const Layout* home, size_t nbytes);
   ~TarryStorage() override;
   void release_resources() override;
@@ -139,6 +140,7 @@ struct TarryStorage final : c10::StorageImpl {
 
  private:
   void leave();
+  bool released_ = false;
 };
 
 using StoragePtr = c10::intrusive_ptr<TarryStorage>;

@@ -221,10 +221,10 @@ void Interpreter::execute(Node& node) {
   // Results that are fresh, in order; those that are the written arguments are found in their buffers.
   uint32_t output = 0;
   size_t item = 0;
-  auto take = [&](const c10::IValue& value) {
+  auto take = [&](c10::IValue value) {
     const Signature::Item& spec = node.signature->items[item++];
     if (spec.kind == Signature::Return::Fresh) {
-      at::Tensor result = value.toTensor();
+      at::Tensor result = std::move(value).toTensor();
       if (!result.defined()) {
         // The kernel left out a result that the meta kernel promises; nothing can depend on its contents.
         const Layout* layout = node.output_layout(output);
@@ -235,17 +235,17 @@ void Interpreter::execute(Node& node) {
   };
   if (node.signature->items.empty()) {
     if (!node.signature->fresh.empty()) {
-      store(node, 0, stack_[0].toTensor()); // the node of an uninitialised storage
+      store(node, 0, std::move(stack_[0]).toTensor()); // the node of an uninitialised storage
     }
   } else {
-    for (const c10::IValue& value : stack_) {
+    for (c10::IValue& value : stack_) {
       if (value.isTensorList()) {
         ++item;
         for (const c10::IValue& element : value.toListRef()) {
           take(element);
         }
       } else {
-        take(value);
+        take(std::move(value));
       }
     }
   }

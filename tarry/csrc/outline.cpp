@@ -19,32 +19,35 @@ class Writer {
  public:
   explicit Writer(Outline& outline) : outline_(outline) {}
 
-  void tag(uint64_t word) {
-    outline_.tags.push_back(word);
-    outline_.key = mix(outline_.key, word);
-  }
+  void tag(uint64_t word) { outline_.tags.push_back(word); }
 
   void layout(const Layout* layout) {
     if (!layout) {
       return tag(0);
     }
-    tag(1 + (static_cast<uint64_t>(layout->dtype) << 32 | layout->sizes.size() << 1));
+    const size_t rank = layout->sizes.size();
+    tag(1 + (static_cast<uint64_t>(layout->dtype) << 32 | rank << 1));
     auto& integers = outline_.integers;
-    integers.insert(integers.end(), layout->sizes.begin(), layout->sizes.end());
-    integers.insert(integers.end(), layout->strides.begin(), layout->strides.end());
-    integers.push_back(layout->offset);
+    const size_t end = integers.size();
+    integers.resize(end + 2 * rank + 1);
+    int64_t* out = integers.data() + end;
+    for (size_t i = 0; i < rank; ++i) {
+      out[i] = layout->sizes[i];
+      out[rank + i] = layout->strides[i];
+    }
+    out[2 * rank] = layout->offset;
   }
 
   void node(const Node& node) {
-    outline_.tags.push_back(reinterpret_cast<uint64_t>(node.op));
-    outline_.key = mix(outline_.key, node.op->hash); // by name: an address is another one in each process
-    tag(static_cast<uint64_t>(node.region));
+    outline_.operators.push_back(node.op);
+    tag(node.op->hash.lo); // by name: an address is another one in each process
+    const size_t outputs = node.outputs();
+    tag(static_cast<uint64_t>(node.region) << 32 | outputs);
     const auto& declared = node.op->handle.schema().arguments();
     for (size_t i = 0; i < node.op->arguments.size(); ++i) {
       argument(node, node.op->arguments[i].kind, declared[i]);
     }
-    tag(node.outputs());
-    for (uint32_t i = 0; i < node.outputs(); ++i) {
+    for (uint32_t i = 0; i < outputs; ++i) {
       layout(node.output_layout(i));
     }
     for (const Mutation& mutation : node.mutations) {
@@ -93,14 +96,16 @@ class Writer {
   }
 
   void tensor(const Node& node, int16_t slot) {
-    tag(static_cast<uint64_t>(slot));
-    if (slot == kWrappedNumber) {
-      number(node.constants[constant_++], false);
-    } else if (slot == kEdge) {
-      const Edge& edge = node.edges[edge_++];
-      tag(edge.node->first_slot + edge.output);
-      layout(edge.view);
+    if (slot != kEdge) {
+      tag(static_cast<uint64_t>(slot));
+      if (slot == kWrappedNumber) {
+        number(node.constants[constant_++], false);
+      }
+      return;
     }
+    const Edge& edge = node.edges[edge_++];
+    tag(static_cast<uint64_t>(edge.node->first_slot + edge.output) << 16 | kEdge);
+    layout(edge.view);
   }
 
   // The value of a number is no part of a graph's identity, unless it decides a shape.
@@ -154,12 +159,25 @@ class Writer {
   size_t edge_ = 0, constant_ = 0, slot_ = 0;
 };
 
+// Of an outline that is gone, for the next one: most are looked at once, and to allocate thousands of bytes at each step makes
+// the C library tidy up its heap. Outlines are made and freed with the GIL held.
+struct Buffers {
+  std::vector<uint64_t> tags;
+  std::vector<int64_t> integers;
+};
+constexpr size_t kMaxSpare = 1 << 20;
+
+Buffers& spare() {
+  static auto* instance = new Buffers();
+  return *instance;
+}
+
 } // namespace
 
 Outline::Outline(const Batch& batch) {
+  std::swap(tags, spare().tags);
+  std::swap(integers, spare().integers);
   Writer writer(*this);
-  tags.reserve(24 * batch.order.size());
-  integers.reserve(12 * batch.order.size());
   for (const NodePtr& node : batch.order) {
     writer.tag(is_input(*node) ? 1 : 2);
     if (is_input(*node)) {
@@ -179,6 +197,18 @@ Outline::Outline(const Batch& batch) {
   for (size_t i = 0; i < batch.roots.size(); ++i) {
     writer.tag(batch.roots[i].node->first_slot + batch.roots[i].output);
     writer.tag(static_cast<uint64_t>(static_cast<int64_t>(batch.replaces[i])));
+  }
+  for (const uint64_t word : tags) {
+    key = mix(key, word);
+  }
+}
+
+Outline::~Outline() {
+  Buffers& kept = spare();
+  if (kept.tags.capacity() < tags.capacity() && tags.capacity() <= kMaxSpare) {
+    tags.clear();
+    integers.clear();
+    kept = {std::move(tags), std::move(integers)};
   }
 }
 

@@ -16,9 +16,16 @@ namespace tarry {
 
 struct Outline {
   explicit Outline(const Batch& batch);
+  ~Outline();
+  Outline(const Outline&) = delete;
+  Outline& operator=(const Outline&) = delete;
+
+  // Whether they differ in integers only.
+  bool same(const Outline& other) const { return tags == other.tags && operators == other.operators; }
 
   Hash128 key; // of the tags; the same in every process
   std::vector<uint64_t> tags;
+  std::vector<const Operator*> operators; // tags have the hashes of their names
   std::vector<int64_t> integers; // first those of the inputs: sizes, strides, offset of each
   std::vector<uint32_t> ranks; // of the inputs
   bool comes_again = true; // false: it has values that another batch left behind, or arguments that no outline can hold

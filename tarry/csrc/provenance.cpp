@@ -186,10 +186,8 @@ struct ForwardSite {
 };
 constexpr size_t kRing = 1 << 16;
 
-std::array<ForwardSite, kRing>& forward_sites() {
-  static auto* ring = new std::array<ForwardSite, kRing>();
-  return *ring;
-}
+// All zeros at the start, so that it takes no memory but what is used of it.
+std::array<ForwardSite, kRing> forward_sites;
 
 uint32_t backward_site() {
   auto node = torch::autograd::get_current_node();
@@ -197,7 +195,7 @@ uint32_t backward_site() {
     return 0;
   }
   const uint64_t sequence = node->sequence_nr();
-  const ForwardSite& entry = forward_sites()[sequence % kRing];
+  const ForwardSite& entry = forward_sites[sequence % kRing];
   const bool matches = entry.sequence.load(std::memory_order_relaxed) == sequence &&
       entry.thread.load(std::memory_order_relaxed) == node->thread_id();
   return matches ? entry.site.load(std::memory_order_relaxed) : 0;
@@ -213,7 +211,7 @@ uint32_t current_site() {
   if (c10::GradMode::is_enabled()) {
     // Autograd has just made this operator's node, if it has one; its number is the one before the next.
     const uint64_t sequence = at::sequence_number::peek() - 1;
-    ForwardSite& entry = forward_sites()[sequence % kRing];
+    ForwardSite& entry = forward_sites[sequence % kRing];
     entry.sequence.store(sequence, std::memory_order_relaxed);
     entry.thread.store(at::RecordFunction::currentThreadId(), std::memory_order_relaxed);
     entry.site.store(site, std::memory_order_relaxed);

@@ -132,11 +132,14 @@ void TarryStorage::leave() {
 }
 
 TarryStorage::~TarryStorage() {
-  leave();
+  if (!released_) {
+    leave();
+  }
 }
 
 void TarryStorage::release_resources() {
   leave();
+  released_ = true; // nobody can reach it any more
   c10::StorageImpl::release_resources();
   if (keeps_count) {
     c10::raw::weak_intrusive_ptr::decref(static_cast<c10::intrusive_ptr_target*>(this));
@@ -283,11 +286,14 @@ at::Tensor view_as_layout(const at::Tensor& home, const Layout* layout) {
 }
 
 at::Tensor on_real_device(at::Tensor data, const DeviceState& state) {
+  const c10::Device device = real_device(state.index);
+  if (C10_LIKELY(data.device() == device)) {
+    return data;
+  }
   PlainDispatch plain;
-  if (C10_UNLIKELY(data.is_meta())) {
+  if (data.is_meta()) {
     data = read_backend_data(data);
   }
-  const c10::Device device = real_device(state.index);
   return data.device() == device ? data : data.to(device);
 }
 

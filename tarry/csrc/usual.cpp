@@ -1,6 +1,8 @@
 #include "usual.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
+#include <ATen/TensorIterator.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/strides.h>
@@ -42,9 +44,20 @@ bool is_number(const c10::IValue& value) {
        !value.toTensor().is_complex());
 }
 
-// Kernels put dimensions in order when they meet tensors of several shapes, and dimensions of size 1 have no place in it.
-bool has_size_one(const at::Tensor& tensor) {
-  return std::any_of(tensor.sizes().begin(), tensor.sizes().end(), [](int64_t size) { return size == 1; });
+// Every kernel of these operators is there for these types, on any device.
+bool is_real(const at::Tensor& tensor) {
+  const auto dtype = tensor.scalar_type();
+  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf;
+}
+
+bool can_broadcast(c10::IntArrayRef a, c10::IntArrayRef b) {
+  for (size_t i = 1; i <= std::min(a.size(), b.size()); ++i) {
+    const int64_t m = a[a.size() - i], n = b[b.size() - i];
+    if (m != n && m != 1 && n != 1) {
+      return false;
+    }
+  }
+  return true;
 }
 
 // ---- what it gives
@@ -64,7 +77,7 @@ Result fresh(at::ScalarType dtype, c10::IntArrayRef sizes) {
 
 Result unary(Arguments arguments) {
   const at::Tensor* self = contiguous(arguments[0]);
-  return self && self->is_floating_point() ? fresh(self->scalar_type(), self->sizes()) : nullptr;
+  return self && is_real(*self) ? fresh(self->scalar_type(), self->sizes()) : nullptr;
 }
 
 Result gelu(Arguments arguments) {
@@ -72,29 +85,65 @@ Result gelu(Arguments arguments) {
   return approximate == "none" || approximate == "tanh" ? unary(arguments) : nullptr;
 }
 
-// The first two arguments of an operator on pairs of elements: two tensors that are alike, or a tensor and a number.
-const at::Tensor* pair(Arguments arguments) {
+// The first of two arguments of an operator on pairs of elements: two tensors of a dtype, or a tensor and a number.
+const at::Tensor* first_of_pair(Arguments arguments) {
+  const at::Tensor* self = plain(arguments[0]);
+  if (!self || is_number(arguments[1])) {
+    return self;
+  }
+  const at::Tensor* other = plain(arguments[1]);
+  const bool usual = other && other->scalar_type() == self->scalar_type() && can_broadcast(self->sizes(), other->sizes());
+  return usual ? self : nullptr;
+}
+
+at::Tensor on_meta(const c10::IValue& value) {
+  if (is_number(value)) {
+    return at::detail::empty_strided_meta({}, {}, at::kFloat);
+  }
+  return at::detail::empty_strided_meta(value.toTensor().sizes(), value.toTensor().strides(), at::kFloat);
+}
+
+// What an operator on pairs of elements gives. Two that are alike give one like them; otherwise, PyTorch's iterator puts the
+// dimensions in an order of its own.
+Result elementwise(at::ScalarType dtype, Arguments arguments) {
   const at::Tensor* self = contiguous(arguments[0]);
-  if (!self) {
-    return nullptr;
+  const at::Tensor* other = self ? contiguous(arguments[1]) : nullptr;
+  if (other && other->sizes() == self->sizes()) {
+    return fresh(dtype, self->sizes());
   }
-  if (is_number(arguments[1])) {
-    return has_size_one(*self) ? nullptr : self;
-  }
-  const at::Tensor* other = contiguous(arguments[1]);
-  return other && other->sizes() == self->sizes() && other->scalar_type() == self->scalar_type() ? self : nullptr;
+  const auto iterator = at::TensorIteratorConfig()
+                            .set_check_mem_overlap(false)
+                            .add_owned_output(at::Tensor())
+                            .add_owned_const_input(on_meta(arguments[0]))
+                            .add_owned_const_input(on_meta(arguments[1]))
+                            .build();
+  auto signature = std::make_unique<Signature>();
+  add_result(*signature, dtype, iterator.output().sizes(), iterator.output().strides());
+  return signature;
 }
 
 Result arithmetic(Arguments arguments) {
-  const at::Tensor* self = pair(arguments);
+  const at::Tensor* self = first_of_pair(arguments);
   const bool scaled = arguments.size() > 2 && !is_number(arguments[2]); // alpha
-  return self && self->is_floating_point() && !scaled ? fresh(self->scalar_type(), self->sizes()) : nullptr;
+  return self && is_real(*self) && !scaled ? elementwise(self->scalar_type(), arguments) : nullptr;
+}
+
+// Of add, sub and mul, which keep integers.
+Result exact_arithmetic(Arguments arguments) {
+  const at::Tensor* self = first_of_pair(arguments);
+  if (!self || self->scalar_type() != at::kLong) {
+    return arithmetic(arguments);
+  }
+  const bool integers = std::all_of(arguments.begin() + 1, arguments.end(), [](const c10::IValue& value) {
+    return value.isInt() || (value.isTensor() && value.toTensor().scalar_type() == at::kLong);
+  });
+  return integers ? elementwise(at::kLong, arguments) : nullptr;
 }
 
 Result comparison(Arguments arguments) {
-  const at::Tensor* self = pair(arguments);
-  const bool usual = self && (self->is_floating_point() || (self->scalar_type() == at::kLong && !arguments[1].isDouble()));
-  return usual ? fresh(at::kBool, self->sizes()) : nullptr;
+  const at::Tensor* self = first_of_pair(arguments);
+  const bool usual = self && (is_real(*self) || (self->scalar_type() == at::kLong && !arguments[1].isDouble()));
+  return usual ? elementwise(at::kBool, arguments) : nullptr;
 }
 
 Result bitwise(Arguments arguments) {
@@ -106,7 +155,7 @@ Result bitwise(Arguments arguments) {
 
 Result cat(Arguments arguments) {
   const auto tensors = arguments[0].toListRef();
-  const at::Tensor* first = tensors.empty() ? nullptr : contiguous(tensors[0]);
+  const at::Tensor* first = tensors.empty() ? nullptr : plain(tensors[0]);
   if (!first || first->dim() == 0) {
     return nullptr;
   }
@@ -117,7 +166,7 @@ Result cat(Arguments arguments) {
   c10::DimVector sizes(first->sizes());
   sizes[dim] = 0;
   for (const c10::IValue& item : tensors) {
-    const at::Tensor* tensor = contiguous(item);
+    const at::Tensor* tensor = plain(item);
     if (!tensor || tensor->dim() != first->dim() || tensor->scalar_type() != first->scalar_type() ||
         tensor->suggest_memory_format() != at::MemoryFormat::Contiguous) {
       return nullptr;
@@ -133,23 +182,40 @@ Result cat(Arguments arguments) {
 }
 
 Result clone(Arguments arguments) {
-  const at::Tensor* self = contiguous(arguments[0]);
   const auto format = arguments[1].toOptional<at::MemoryFormat>().value_or(at::MemoryFormat::Preserve);
-  const bool usual = self && (format == at::MemoryFormat::Preserve || format == at::MemoryFormat::Contiguous);
+  const at::Tensor* self = format == at::MemoryFormat::Contiguous ? plain(arguments[0]) : contiguous(arguments[0]);
+  const bool usual = self && (format == at::MemoryFormat::Contiguous || format == at::MemoryFormat::Preserve);
   return usual ? fresh(self->scalar_type(), self->sizes()) : nullptr;
+}
+
+Result mm(Arguments arguments) {
+  const at::Tensor* a = plain(arguments[0]);
+  const at::Tensor* b = plain(arguments[1]);
+  const bool usual = a && b && a->dim() == 2 && b->dim() == 2 && is_real(*a) && a->scalar_type() == b->scalar_type() &&
+      a->size(1) == b->size(0);
+  return usual ? fresh(a->scalar_type(), {a->size(0), b->size(1)}) : nullptr;
+}
+
+// With a bias for each column: (bias, a, b, *, beta, alpha).
+Result addmm(Arguments arguments) {
+  const at::Tensor* bias = plain(arguments[0]);
+  auto product = bias && is_number(arguments[3]) && is_number(arguments[4]) ? mm(arguments.slice(1, 2)) : nullptr;
+  const bool usual = product && bias->scalar_type() == product->fresh[0]->dtype &&
+      bias->sizes() == c10::IntArrayRef(product->fresh[0]->sizes).slice(1);
+  return usual ? std::move(product) : nullptr;
 }
 
 Result bmm(Arguments arguments) {
   const at::Tensor* a = plain(arguments[0]);
   const at::Tensor* b = plain(arguments[1]);
-  const bool usual = a && b && a->dim() == 3 && b->dim() == 3 && a->is_floating_point() && a->scalar_type() == b->scalar_type() &&
+  const bool usual = a && b && a->dim() == 3 && b->dim() == 3 && is_real(*a) && a->scalar_type() == b->scalar_type() &&
       a->size(0) == b->size(0) && a->size(2) == b->size(1);
   return usual ? fresh(a->scalar_type(), {a->size(0), a->size(1), b->size(2)}) : nullptr;
 }
 
 Result softmax(Arguments arguments) {
   const at::Tensor* self = contiguous(arguments[0]);
-  const bool usual = self && self->is_floating_point() && self->dim() > 0 && arguments[1].toInt() >= -self->dim() &&
+  const bool usual = self && is_real(*self) && self->dim() > 0 && arguments[1].toInt() >= -self->dim() &&
       arguments[1].toInt() < self->dim() && !arguments[2].toBool();
   return usual ? fresh(self->scalar_type(), self->sizes()) : nullptr;
 }
@@ -165,6 +231,32 @@ Result embedding(Arguments arguments) {
   return fresh(weight->scalar_type(), sizes);
 }
 
+// On a CPU: (input, normalized sizes, weight, bias, epsilon) -> (output, mean, reciprocal of the deviation).
+Result layer_norm(Arguments arguments) {
+  const at::Tensor* input = contiguous(arguments[0]);
+  if (!input || !real_device().is_cpu() || (input->scalar_type() != at::kFloat && input->scalar_type() != at::kDouble)) {
+    return nullptr;
+  }
+  const auto normalized = arguments[1].toIntVector();
+  const auto sizes = input->sizes();
+  if (normalized.empty() || normalized.size() > sizes.size() || sizes.slice(sizes.size() - normalized.size()) != c10::IntArrayRef(normalized)) {
+    return nullptr;
+  }
+  for (const c10::IValue& value : arguments.slice(2, 2)) {
+    const at::Tensor* factors = value.isNone() ? nullptr : contiguous(value);
+    if (!value.isNone() && !(factors && factors->sizes() == c10::IntArrayRef(normalized) && factors->scalar_type() == input->scalar_type())) {
+      return nullptr;
+    }
+  }
+  auto signature = fresh(input->scalar_type(), sizes);
+  c10::DimVector rows(sizes);
+  std::fill(rows.end() - static_cast<ptrdiff_t>(normalized.size()), rows.end(), 1);
+  for (int i = 0; i < 2; ++i) {
+    add_result(*signature, input->scalar_type(), rows, c10::contiguous_strides(rows));
+  }
+  return signature;
+}
+
 // Whether attention on a CPU gives an output that lies as the query does. In other versions of PyTorch, heads are next to each other.
 bool output_is_like_query() {
   static const bool is_like = [] {
@@ -174,6 +266,20 @@ bool output_is_like_query() {
     return output.strides() == query.strides();
   }();
   return is_like;
+}
+
+// Whether it takes keys and values that several heads of the query share.
+bool takes_shared_heads() {
+  static const bool takes = [] {
+    PlainDispatch plain;
+    const at::Tensor query = at::zeros({1, 2, 1, 4}), key = at::zeros({1, 1, 1, 4});
+    try {
+      return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(query, key, key)).sizes() == query.sizes();
+    } catch (const c10::Error&) {
+      return false;
+    }
+  }();
+  return takes;
 }
 
 // Attention on a CPU: (query, key, value, dropout, is_causal, *, mask, scale) -> (output, log of the sums of exponentials).
@@ -187,7 +293,8 @@ Result attention(Arguments arguments) {
   const auto dtype = query->scalar_type();
   const int64_t batch = query->size(0), heads = query->size(1), length = query->size(2), width = query->size(3);
   bool usual = (dtype == at::kFloat || dtype == at::kDouble) && key->scalar_type() == dtype && value->scalar_type() == dtype &&
-      key->size(0) == batch && key->size(1) == heads && key->size(3) == width && arguments[3].toDouble() == 0;
+      key->size(0) == batch && key->size(3) == width && arguments[3].toDouble() == 0 &&
+      (key->size(1) == heads || (heads % key->size(1) == 0 && takes_shared_heads()));
   if (usual && !arguments[5].isNone()) {
     const at::Tensor* mask = plain(arguments[5]);
     usual = mask && mask->dim() == 4 && mask->scalar_type() == dtype && (mask->size(0) == batch || mask->size(0) == 1) &&
@@ -208,7 +315,10 @@ std::unordered_map<std::string, Usual> all() {
   std::unordered_map<std::string, Usual> found{
       {"aten::cat", cat},
       {"aten::clone", clone},
+      {"aten::mm", mm},
+      {"aten::addmm", addmm},
       {"aten::bmm", bmm},
+      {"aten::native_layer_norm", layer_norm},
       {"aten::_softmax", softmax},
       {"aten::embedding", embedding},
       {"aten::gelu", gelu},
@@ -219,9 +329,10 @@ std::unordered_map<std::string, Usual> all() {
   for (const char* name : {"neg", "exp", "log", "sqrt", "rsqrt", "sin", "cos", "erf", "tanh", "sigmoid", "relu", "silu"}) {
     found.emplace("aten::" + std::string(name), unary);
   }
-  for (const char* name : {"add", "sub", "mul", "div"}) {
-    found.emplace("aten::" + std::string(name) + ".Tensor", arithmetic);
+  for (const char* name : {"add", "sub", "mul"}) {
+    found.emplace("aten::" + std::string(name) + ".Tensor", exact_arithmetic);
   }
+  found.emplace("aten::div.Tensor", arithmetic);
   for (const char* name : {"eq", "ne", "lt", "le", "gt", "ge"}) {
     found.emplace("aten::" + std::string(name) + ".Tensor", comparison);
     found.emplace("aten::" + std::string(name) + ".Scalar", comparison);

@@ -1,8 +1,8 @@
 // What the results of the commonest calls are like, where a look at the arguments tells.
 //
-// A call is usual if its tensors are contiguous and have the same dtype, and nothing about it could be wrong. Then no kernel needs
-// to be asked, which takes 8 to 20 us (shapes.cpp): too much for a program in which every call has new shapes, such as generation
-// with a growing cache.
+// A call is usual if its tensors have the same dtype and lie as they mostly do, and nothing about it could be wrong. Then no
+// kernel needs to be asked, which takes 8 to 20 us (shapes.cpp): too much for a program in which every call has new shapes, such as
+// generation with a growing cache.
 #pragma once
 
 #include "operator.h"

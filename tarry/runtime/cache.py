@@ -26,10 +26,11 @@ class ProgramCache:
 
     def find(self, batch: Any) -> Step | None:
         """The compiled step for a batch, if one was kept."""
-        bucket = self._entries.get(batch.key)
+        key = batch.key
+        bucket = self._entries.get(key)
         if bucket is None:
             return None
-        self._entries.move_to_end(batch.key)
+        self._entries.move_to_end(key)
         for entry in bucket:
             if batch.matches(entry.structure):
                 return entry.step

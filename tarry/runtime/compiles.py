@@ -8,13 +8,14 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import TypeVar
 
+from torch.profiler import record_function
+
 from tarry import events
 from tarry.backends.base import Backend, Batch, Policy, Step
 from tarry.config import config
 from tarry.errors import BackendError, Unsupported
 from tarry.runtime.background import Background, Job
 from tarry.runtime.computations import Maker, note_family
-from tarry.runtime.dispatch import profiled
 from tarry.runtime.forbid import RecompileGuard
 from tarry.runtime.remote import CompileProcess, StoppedError
 from tarry.runtime.steps import (
@@ -138,7 +139,7 @@ class Compiles:
     ) -> T:
         """`announce`: say why before anything is compiled; else it is said by `work`, when it has come to something."""
         start = perf_counter()
-        with profiled("tarry::compile"):
+        with record_function("tarry::compile"):
             try:
                 reason = why()
                 on_compile = (lambda: _say(reason, recording)) if announce else (lambda: None)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
+from typing import Protocol
 
 from tarry.backends.base import Backend, Batch, Policy, Step
 from tarry.ir.sizes import Symbols
 from tarry.runtime.compiles import Compiles
 from tarry.runtime.computations import MAX_RANGES, is_family_stored
-from tarry.runtime.policy import NEVER, GraphStep
+from tarry.runtime.policy import NEVER, NEW, GraphStep
 from tarry.runtime.symbolic import SizedRecording, SymbolicStep
 from tarry.runtime.varying import Family
 
@@ -18,23 +19,26 @@ PATIENCE = 32
 generated, and the last batch of an epoch computed, before a compiler could have been of use."""
 
 SECONDS = 0.05
-"""And for how long. To note a step at several sizes, and to load its program, takes the program's own thread some
-milliseconds, which a few tokens of a tiny model are not worth. For a program that is stored, nothing else counts."""
+"""And for how long. To find out how sizes hang together, to note a step at several of them, and to load its program
+takes the program's own thread some milliseconds, which a few tokens of a tiny model are not worth. For a program that
+is stored, nothing else counts."""
+
+
+class Otherwise(Protocol):
+    """Makes the step for sizes that are not the family's: no template fits, or (`refused`) no program is right."""
+
+    def __call__(self, batch: Batch, *, refused: bool) -> Step: ...
 
 
 class FamilyStep(GraphStep):
-    """The steps of a family (see `varying`) by policy. `otherwise` makes the step for sizes that no program with
-    symbolic sizes is right for, or of which none could be made. A compiler decides by the sizes at hand how it goes
-    about a step (up to 4096 elements so, above otherwise), so there may be a few programs for different ranges."""
+    """The steps of a family (see `varying`) by policy. A compiler decides by the sizes at hand how it goes about a step
+    (up to 4096 elements so, above otherwise), so there may be a few programs for different ranges."""
 
-    def __init__(
-        self, compiles: Compiles, backend: Backend, family: Family, otherwise: Callable[[Batch], Step]
-    ) -> None:
+    def __init__(self, compiles: Compiles, backend: Backend, family: Family, otherwise: Otherwise) -> None:
         super().__init__(compiles, backend)
         self._family = family
         self._otherwise = otherwise
         self._runs = PATIENCE
-        self._seconds = 0.0  # on the reference path
         self._looked = self._stored = False  # whether there is a stored program
         self._symbols: Symbols = ()
         self._ranges: list[SymbolicStep] = []
@@ -46,15 +50,35 @@ class FamilyStep(GraphStep):
         return bool(self._ranges)
 
     def run_at(self, batch: Batch, symbols: Symbols) -> None:
-        """Compute a batch, given the values of the symbols."""
+        """Compute a batch, given the values of the symbols; none, if there was no template when it was looked for."""
         policy = self._compiles.policy(self._backend)
         if policy == "never":
             NEVER(batch)
             return
+        if not symbols:
+            if self._is_early(policy):
+                self._compiles.refuse_new(batch)
+                self._runs -= 1
+                self._run_reference(NEW, batch)
+                return
+            settled = self._family.settle(batch)
+            if settled is None:
+                self._otherwise(batch, refused=False)(batch)
+                return
+            symbols = settled
         for step in self._ranges:
             if step.run_at(batch, symbols):
                 return
         self._outside(batch, symbols, policy)
+
+    def _is_early(self, policy: Policy) -> bool:
+        """Whether it is too early to look for a template: nothing would be compiled yet."""
+        return policy == "background" and self._family.template is None and self._family.seconds < SECONDS
+
+    def _run_reference(self, step: Step, batch: Batch) -> None:
+        start = perf_counter()
+        step(batch)
+        self._family.seconds += perf_counter() - start
 
     def _outside(self, batch: Batch, symbols: Symbols, policy: Policy) -> None:
         """Compute a batch of sizes that no program is right for yet."""
@@ -65,11 +89,9 @@ class FamilyStep(GraphStep):
                 if step.run_at(batch, symbols):
                     return
             elif step is not self._refusal:
-                start = perf_counter()
-                step(batch)
-                self._seconds += perf_counter() - start
+                self._run_reference(step, batch)
                 return
-        self._otherwise(batch)(batch)
+        self._otherwise(batch, refused=True)(batch)
 
     def _work(self, batch: Batch, *, background: bool) -> Callable[[], Step]:
         recording = SizedRecording(batch, self._family, self._symbols)
@@ -77,7 +99,7 @@ class FamilyStep(GraphStep):
 
     def _comes_again(self) -> bool:
         self._runs -= 1
-        if self._seconds < SECONDS:
+        if self._family.seconds < SECONDS:
             return False
         if not self._looked:
             self._looked = True

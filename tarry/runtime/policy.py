@@ -25,7 +25,7 @@ REMEMBERED = 64
 """Sets of constants of which it is known that they have been seen."""
 
 NEVER = ReferenceStep("nothing is to be compiled")
-_NEW = ReferenceStep("it is new")
+NEW = ReferenceStep("it is new")
 _COMPILING = ReferenceStep("its program is being compiled")
 _CROWDED = ReferenceStep("too many other programs are being compiled")
 
@@ -104,7 +104,7 @@ class GraphStep:
             if policy == "wait":
                 return self.compile_now(batch)
             if not self._comes_again():
-                return _NEW
+                return NEW
             if self._compiles.crowded:
                 return _CROWDED
             crowded = self._places.crowded(batch)
@@ -121,7 +121,7 @@ class GraphStep:
         if job.result is not None:
             return self._take(job.result)
         if job.stopped:
-            return _NEW
+            return NEW
         reason = _why_failed(job)
         step = self._take(ReferenceStep(reason))
         _report(reason)
@@ -166,7 +166,7 @@ class GraphStep:
             if len(self._constants) >= REMEMBERED:
                 self._constants.clear()
             self._constants[constants] = False
-            return _NEW
+            return NEW
         if self._compiles.crowded:
             return _CROWDED
         recording = Recording(batch)

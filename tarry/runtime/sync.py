@@ -261,16 +261,24 @@ class Runtime:
         operations = batch.num_operations  # its nodes are not ours any more when it is handed over
         self._in_flight = True
         try:
-            with profiled("tarry::step"):
-                step = self._cache.find(batch) or self._sizes.find(batch)
-                if step is None:
-                    step = self._new_step(backend, batch)
-                elif getattr(step, "ready", True):
-                    events.emit("cache_hit")
-                self._execute(step, batch)
+            profiled("tarry::step", self._compute, backend, batch)
         finally:
             self._in_flight = False
         events.emit("sync", reason=reason, operations=operations, seconds=perf_counter() - start)
+
+    def _compute(self, backend: Backend, batch: Any) -> None:
+        step = self._cache.find(batch) or self._sizes.find(batch)
+        if step is None:
+            step = self._new_step(backend, batch)
+        elif getattr(step, "ready", True):
+            events.emit("cache_hit")
+        start = perf_counter()
+        try:
+            profiled("tarry::execute", step, batch)
+        except BaseException as error:
+            events.emit("error", stage="execute", backend=self.backend.name, error=repr(error))
+            raise
+        events.emit("execute", seconds=perf_counter() - start)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -293,7 +301,7 @@ class Runtime:
         if policy != "never":
             self._compiles.refuse_new(batch)
         start = perf_counter()
-        family, varies = self._sizes.note(batch)
+        family = self._sizes.family
         step = backend.prepare(Program(batch))
         if step is not None:
             events.emit(
@@ -304,10 +312,10 @@ class Runtime:
                 seconds=perf_counter() - start,
                 reason="",
             )
-            if family is not None and varies:
+            if family is not None:
                 family.step = AnySizes(step)
                 return step
-        elif family is not None and varies and backend.capabilities.symbolic_sizes and config.symbolic_sizes:
+        elif family is not None and self._varies(backend, batch, family):
             return self._sized_step(backend, batch, family)
         else:
             step = self._graph_step(backend, family)
@@ -328,17 +336,25 @@ class Runtime:
         made = family.count if family is not None else lambda: None
         return GraphStep(self._compiles, backend, instead, made, self._places)
 
+    def _varies(self, backend: Backend, batch: Any, family: Family) -> bool:
+        """Whether a batch, for which its family has no step, is to be computed by one for several sizes."""
+        if not (backend.capabilities.symbolic_sizes and config.symbolic_sizes):
+            return False
+        if family.template is None and family.examples and family.may_vary:
+            return True  # the second member of it that is met; the step will look for a template when it pays
+        return self._sizes.note(batch)
+
     def _sized_step(self, backend: Backend, batch: Any, family: Family) -> Step:
         """The step for a batch and others of its family."""
 
-        def otherwise(later: Any) -> Step:
-            step = self._graph_step(backend, family, refused=True)
-            self._cache.keep(later, step, config.max_cached_programs)
+        def otherwise(batch: Any, *, refused: bool) -> Step:
+            step = self._graph_step(backend, family, refused=refused)
+            self._cache.keep(batch, step, config.max_cached_programs)
             return step
 
         family.step = FamilyStep(self._compiles, backend, family, otherwise)
         found = self._sizes.find(batch)
-        assert found is not None  # the template was made from this batch
+        assert found is not None  # the template, if there is one, was made from this batch
         return found
 
     def compiled_text(self, tensors: list[torch.Tensor]) -> str:
@@ -349,16 +365,6 @@ class Runtime:
         if not isinstance(step, CompiledStep):
             return f"backend {backend.name!r} runs this graph as it was recorded:\n{Program(batch).graph('recorded')}"
         return step.text()
-
-    def _execute(self, step: Step, batch: Any) -> None:
-        start = perf_counter()
-        with profiled("tarry::execute"):
-            try:
-                step(batch)
-            except BaseException as error:
-                events.emit("error", stage="execute", backend=self.backend.name, error=repr(error))
-                raise
-        events.emit("execute", seconds=perf_counter() - start)
 
     def materialise(self, tensors: Iterable[torch.Tensor]) -> None:
         """Compute what is pending if any of these tensors is; all that is pending if none is given."""

@@ -110,14 +110,20 @@ class Family:
     template: Template | None = None
     fitted: list[Example] = field(default_factory=list)  # what the template was made from
     step: SizedStep | None = None
+    seconds: float = 0.0  # on the reference path, while its step waits for a program
     attempts: int = 0  # to find a template
     failures: int = 0  # templates that the backend made no program of
     static: int = 0  # programs compiled for fixed sizes
     said: bool = False  # that there are enough of those
 
+    @property
+    def may_vary(self) -> bool:
+        """Whether a template may still be found."""
+        return self.attempts < MAX_ATTEMPTS and self.failures < MAX_FAILURES
+
     def vary(self, example: Example) -> bool:
         """A member that the template, if there is one, does not fit: whether there is a better one now."""
-        if self.attempts >= MAX_ATTEMPTS or self.failures >= MAX_FAILURES:
+        if not self.may_vary:
             return False
         self.attempts += 1
         earlier = [self.fitted, *([known] for known in reversed(self.examples))]
@@ -128,6 +134,15 @@ class Family:
                 self.template, self.fitted, self.step = found, [*examples, example], None
                 return True
         return False
+
+    def settle(self, batch: Batch) -> Symbols | None:
+        """The values of the symbols for a member, for which a template is looked for only now; None if it fits none."""
+        outline = batch.outline()
+        if self.template is None:
+            step = self.step
+            found = self.vary(Example(outline.integers, list(batch.numbers())))
+            self.step = step if found else None
+        return None if self.template is None else self.template.match(outline)
 
     def give_up(self) -> None:
         """The backend makes no program of the template."""
@@ -177,36 +192,46 @@ class Families:
         self._family = None
 
     def find(self, batch: Batch) -> Step | None:
-        """The program with symbolic sizes for a batch, if there is one and it is right for its sizes."""
+        """The step of a batch's family, if there is one and it is right for the batch's sizes. Without a template, it
+        takes all sizes, or decides when it is time to look for one."""
         self._family = None
         outline = batch.outline()
         if not outline.comes_again:
             return None
         self._family = family = self._family_of(outline)
         self._outline = outline
-        if family.template is None or family.step is None:
+        if family.step is None:
             return None
+        if family.template is None:
+            return StepAt(family.step, ())
         symbols = family.template.match(outline)
         if symbols is None:
             return None
         return StepAt(family.step, symbols)
 
-    def note(self, batch: Batch) -> tuple[Family | None, bool]:
-        """The family of the batch that was looked for last, and whether this batch has given it a new template."""
-        family = self._family
-        if family is None:
-            return None, False
-        return family, family.vary(Example(self._outline.integers, list(batch.numbers())))
+    @property
+    def family(self) -> Family | None:
+        """The family of the batch that was looked for last, if it can have one."""
+        return self._family
+
+    def note(self, batch: Batch) -> bool:
+        """Whether that batch has given its family a new template."""
+        assert self._family is not None
+        return self._family.vary(Example(self._outline.integers, list(batch.numbers())))
 
     def _family_of(self, outline: Any) -> Family:
-        bucket = self._families.setdefault(outline.key, [])
-        self._families.move_to_end(outline.key)
+        key = outline.key
+        bucket = self._families.get(key)
+        if bucket is None:
+            bucket = self._families[key] = []
+            while len(self._families) > MAX_FAMILIES:
+                self._families.popitem(last=False)
+        else:
+            self._families.move_to_end(key)
         for family in bucket:
             if family.outline.same(outline):
                 return family
         bucket.append(Family(outline))
-        while len(self._families) > MAX_FAMILIES:
-            self._families.popitem(last=False)
         return bucket[-1]
 
 

@@ -83,6 +83,55 @@ def test_two_tensors(sizes: tuple[int, ...], dtypes: tuple[torch.dtype, torch.dt
         check(function, (torch.ones(sizes, dtype=dtypes[0]), torch.ones(other, dtype=dtypes[1])))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [size for size in SIZES if 0 not in size], ids=str)
+def test_two_tensors_of_different_sizes(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+    others = {sizes[1:], (1, *sizes[1:]), (*sizes[:-1], 1), (3, *sizes), (1,) * len(sizes), (*sizes, 5)}
+    for other in others:
+        for first, second in itertools.product(layouts(sizes, dtype), layouts(other, dtype)):
+            for function in (torch.add, torch.sub, torch.mul, torch.div, torch.eq, torch.lt):
+                check(function, (first, second))
+                check(function, (second, first))
+
+
+def test_numbers_beside_integers() -> None:
+    for tensor in layouts((2, 1, 3), torch.int64):
+        for number in (2, 2.5, True):
+            for function in (torch.add, torch.sub, torch.mul, torch.div, torch.eq):
+                check(lambda x, f=function, n=number: f(x, n), (tensor,))
+        check(lambda x: torch.add(x, x, alpha=2), (tensor,))
+        check(lambda x: torch.add(x, x, alpha=2.5), (tensor,))
+
+
+def test_types_that_are_not_computed_with() -> None:
+    check(torch.add, (torch.ones(3).to(torch.float8_e5m2),) * 2)
+    check(torch.mm, (torch.ones(3, 3).to(torch.float8_e5m2),) * 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_matrices(dtype: torch.dtype) -> None:
+    for a, b in itertools.product(layouts((2, 3), dtype), layouts((3, 4), dtype)):
+        check(torch.mm, (a, b))
+        for sizes in ((4,), (1,), (2, 4), (1, 4), (3,), ()):
+            check(torch.addmm, (torch.ones(sizes, dtype=dtype), a, b))
+        check(lambda c, x, y: torch.addmm(c, x, y, beta=2, alpha=0.5), (torch.ones(4, dtype=dtype), a, b))
+    check(torch.mm, (torch.ones(2, 3, dtype=dtype), torch.ones(2, 3, dtype=dtype)))
+    check(torch.mm, (torch.ones(2, 3, dtype=dtype), torch.ones(3, 2)))
+    check(torch.addmm, (torch.ones(4), torch.ones(2, 3, dtype=dtype), torch.ones(3, 4, dtype=dtype)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("normalized", [(3,), (1, 3), (4, 1, 3), (2, 4, 1, 3), (4,), (5, 2, 4, 1, 3)], ids=str)
+def test_layer_norm(normalized: tuple[int, ...], dtype: torch.dtype) -> None:
+    for tensor in layouts((2, 4, 1, 3), dtype):
+        for sizes in (normalized, (7,)):
+            weight = torch.ones(sizes, dtype=dtype)
+            check(lambda x: torch.native_layer_norm(x, normalized, None, None, 1e-5), (tensor,))
+            check(lambda x, w: torch.native_layer_norm(x, normalized, w, None, 1e-5), (tensor, weight))
+            check(lambda x, w: torch.native_layer_norm(x, normalized, w, w, 1e-5), (tensor, weight))
+            check(lambda x, w: torch.native_layer_norm(x, normalized, w, w, 1e-5), (tensor, weight.double()))
+
+
 def test_embedding() -> None:
     for weight, sizes in itertools.product(layouts((5, 3), torch.float32), SIZES):
         check(lambda w, i: F.embedding(i - i, w), (weight, torch.ones(sizes, dtype=torch.int64)))
@@ -121,3 +170,20 @@ def test_attention(dtype: torch.dtype, mask: tuple[int, ...] | None, kind: str) 
     check(lambda q, k, v, *given: torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, attn_mask=given[0] if given else None), arguments)  # fmt: skip
     check(F.scaled_dot_product_attention, arguments)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 4])
+def test_attention_with_shared_heads(heads: int) -> None:
+    """Of keys and values, for several heads of the query."""
+    query, key = torch.ones(2, 4, 3, 8), torch.ones(2, heads, 5, 8)
+    check(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu, (query, key, key))
+
+
+def test_attention_on_a_cpu_draws_nothing() -> None:
+    """It is tagged as random, but knows no dropout; no seed is drawn for it."""
+    query = torch.ones(2, 4, 3, 8)
+    with pytest.raises(RuntimeError, match="dropout"):
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, query, query, dropout_p=0.5)
+    before = torch.tarry.get_rng_state()  # type: ignore[attr-defined]
+    F.scaled_dot_product_attention(*(query.to("tarry") for _ in range(3)))
+    assert torch.equal(torch.tarry.get_rng_state(), before)  # type: ignore[attr-defined]

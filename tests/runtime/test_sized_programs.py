@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ import tarry
 from tarry import _api
 from tarry.backends.base import Policy
 from tarry.events import record
-from tarry.runtime import background, family
+from tarry.runtime import background, family, varying
 from tests.runtime.portable import SizedPortable, using
 
 USES_DEVICE = True
@@ -75,6 +75,34 @@ def test_a_program_is_not_loaded_for_less_than_it_is_worth(monkeypatch: pytest.M
     monkeypatch.setattr(family, "SECONDS", 1000.0)
     again = _run(range(4, 20), "background")
     assert (again["store_hit"], again["compile"], again["reference"]) == (0, 0, 16)
+
+
+def test_a_template_is_looked_for_when_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then, sizes that come again are not compiled for themselves either: there may be a program for all."""
+    looked: list[int] = []
+
+    def find_template(examples: Sequence[Sequence[int]], ranks: Sequence[int]) -> varying.Template | None:
+        looked.append(len(examples))
+        return original(examples, ranks)
+
+    original = varying.find_template
+    monkeypatch.setattr(varying, "find_template", find_template)
+    monkeypatch.setattr(family, "SECONDS", 1000.0)
+    early = _run([4, 5, 4, 5, 6, 5, 4], "background")
+    assert (looked, early["reference"], early["compile"]) == ([], 7, 0)
+    monkeypatch.setattr(family, "SECONDS", 0.0)
+    monkeypatch.setattr(family, "PATIENCE", 2)
+    late = _run([4, 5, 4, 5, 6, 5, 4, 7], "background")
+    assert looked == [2]
+    assert late["compile"] == 1
+    assert late["cache_hit"] >= 2
+
+
+def test_sizes_that_vary_by_no_rule_are_compiled_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(family, "SECONDS", 0.0)
+    monkeypatch.setattr(varying, "find_template", lambda examples, ranks: None)
+    kinds = _run([4, 5, 4, 5, 6, 4, 5, 6, 6], "background")
+    assert kinds["compile"] == 3
 
 
 def test_what_was_assumed_of_sizes_is_stored_with_the_program() -> None:
