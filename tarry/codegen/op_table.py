@@ -64,7 +64,6 @@ class RecorderRules:
     mask_indices: frozenset[str]
     takes_host_indices: frozenset[str]
     random: frozenset[str]
-    not_random: frozenset[str]
     shape_from_numbers: frozenset[str]
     shape_from_device: frozenset[str]
     lenient_meta: frozenset[str]
@@ -90,8 +89,7 @@ class RecorderRules:
         """How the recorder treats one native function."""
         name, base = str(function.func.name), str(function.func.name.name)
         kind = str(function.func.kind().name)
-        tagged_random = "nondeterministic_seeded" in function.tags and base not in self.not_random
-        random = tagged_random or base in self.random
+        random = "nondeterministic_seeded" in function.tags or base in self.random
         tagged = bool({"dynamic_output_shape", "data_dependent_output"} & function.tags)
         dynamic = (tagged or base in self.dynamic) and base not in self.mask_indices
         overwrites = name in self.overwrites or kind == "out"

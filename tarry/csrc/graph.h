@@ -25,7 +25,6 @@
 #include "hash.h"
 #include "layout.h"
 #include "operator.h"
-#include "pool.h"
 
 namespace tarry {
 
@@ -73,7 +72,7 @@ struct Mutation {
 };
 
 // Immutable once recorded, but for its numbers and data when the node is used again in the next step.
-struct Node final : c10::intrusive_ptr_target, Pooled<Node> {
+struct Node final : c10::intrusive_ptr_target {
   ~Node() override;
 
   const Operator* op = nullptr; // null: a leaf, whose value is `data`
@@ -115,7 +114,7 @@ struct Flight;
 struct Voyage; // voyage.h
 struct Trace; // replay.h
 
-struct TarryStorage final : c10::StorageImpl, Pooled<TarryStorage> {
+struct TarryStorage final : c10::StorageImpl {
   TarryStorage(DeviceState* state, const Layout* home, size_t nbytes);
   ~TarryStorage() override;
   void release_resources() override;
