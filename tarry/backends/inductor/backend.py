@@ -23,6 +23,7 @@ from tarry.backends.inductor.artifact import Generated
 from tarry.backends.inductor.capture import Capture
 from tarry.backends.inductor.guards import Guards
 from tarry.backends.inductor.launch import launch_list
+from tarry.backends.inductor.lifetimes import short_lifetimes
 from tarry.backends.inductor.phases import has_phases, kept_apart
 from tarry.backends.inductor.settings import apply_settings, fingerprint, is_json, settings
 from tarry.backends.inductor.symbolic import SymbolicSizes, check_results
@@ -172,6 +173,7 @@ class InductorBackend(Backend):
         options = {
             "size_asserts": False,  # the runtime checks the inputs by the structure of the graph
             "fallback_random": not self.device_random,
+            **short_lifetimes(self.device),
             **self.options,
         }
         with config.patch(options):
