@@ -33,7 +33,7 @@ def short_lifetimes(device: str) -> dict[str, Any]:
 
 
 def without_weak_users(nodes: list[Any]) -> list[Any]:
-    """Inductor's scheduled nodes, in whose order nothing changes any more, without uses that stand for an order only."""
+    """A pass over Inductor's scheduled nodes. Their order is kept by dependencies, which stay."""
     from torch._inductor.dependencies import WeakDep
 
     def is_order(user: Any, name: str) -> bool:
