@@ -10,8 +10,8 @@ Three habits of Inductor's make a step's peak higher than eager's:
   readers count as used by the update, though nobody looks at them. Such a result is freed in time, but what reads it
   last may not write its own result over it. A step of training updates all parameters, and nearly all of a backward
   pass reads one.
-- Convolutions on a CPU are given copies of their inputs in channels-last order, one for the forward and one for the
-  backward pass, and both are made when the input is. They are no faster for it.
+- Convolutions on a CPU are given copies of their inputs in channels-last order. In training the input is kept as well,
+  the backward pass has a copy of its own, which is made when the input is, and none of it is any faster.
 
 Private names used, checked on torch 2.13: the setting `_post_fusion_custom_pass`, `SchedulerBuffer.users`,
 `NodeUser.is_weak`, `WeakDep.is_fake`. Where one is missing, weak uses stay: still right, with more memory in use.
@@ -21,15 +21,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from tarry.ir.graph import Graph
 
-def short_lifetimes(device: str) -> dict[str, Any]:
-    """Settings of `torch._inductor.config`, those that this version has."""
+
+def short_lifetimes(device: str, graph: Graph) -> dict[str, Any]:
+    """Settings of `torch._inductor.config` for a graph, those that this version has."""
     from torch._inductor import config
 
     chosen: dict[str, Any] = {"allow_buffer_reuse": False, "_post_fusion_custom_pass": without_weak_users}
-    if device == "cpu":
+    if device == "cpu" and _trains_convolutions(graph):
         chosen["layout_optimization"] = False
     return {name: value for name, value in chosen.items() if hasattr(config, name)}
+
+
+def _trains_convolutions(graph: Graph) -> bool:
+    """Whether there is a convolution's backward pass, or what it will read is returned."""
+    if any(node.op.startswith("aten::convolution_backward") for node in graph.nodes):
+        return True
+    convolved = {node.operands[0] for node in graph.nodes if node.op.startswith("aten::convolution")}
+    return not convolved.isdisjoint(graph.outputs)
 
 
 def without_weak_users(nodes: list[Any]) -> list[Any]:
