@@ -226,3 +226,44 @@ def test_recomputed_activations_stay_behind_the_forward_pass() -> None:
     loss_at = body.index("log_softmax")
     assert len(attention) == 2 * sizes.layers
     assert sum(at < loss_at for at in attention) == sizes.layers, "recomputed before the loss was there"
+
+
+def _body(step: Callable[[], list[Tensor]]) -> str:
+    source = tarry.explain(*step(), stage="compiled")
+    return source[source.rindex("def call(") :]
+
+
+def test_what_reads_a_buffer_last_writes_into_it_though_a_parameter_is_updated_later() -> None:
+    weight = torch.randn(8, 8, device="tarry")
+    grad, hidden = torch.randn(4, 8, device="tarry"), torch.randn(4, 8, device="tarry")
+    tarry.mark_step()
+
+    def step() -> list[Tensor]:
+        inner = torch.ops.aten.gelu_backward(grad @ weight, hidden)  # over what reads the weight
+        weight.sub_(inner.t() @ hidden)
+        return [weight]
+
+    body = _body(step)
+    product = re.search(r"extern_kernels\.mm\(.*out=(\w+)\)", body)
+    assert product is not None
+    assert re.search(rf"\w+ = {product[1]}; del {product[1]}  # reuse", body)
+
+
+def test_a_buffer_is_freed_after_its_last_use_whatever_comes_later() -> None:
+    x = torch.randn(8, 8, device="tarry")
+    tarry.mark_step()
+    body = _body(lambda: [x @ x @ x @ x])  # the last product could be given the buffer of the first
+    assert "# reuse" not in body
+    assert re.search(r"del buf\d", body)
+
+
+def test_a_convolution_is_given_no_copies_of_its_inputs() -> None:
+    x, weight = torch.randn(2, 8, 6, 6, device="tarry"), torch.randn(8, 8, 3, 3, device="tarry", requires_grad=True)
+    tarry.mark_step()
+
+    def step() -> list[Tensor]:
+        loss = F.conv2d(F.relu(F.conv2d(x, weight, padding=1)), weight, padding=1).sum()
+        return [loss, *torch.autograd.grad(loss, weight)]
+
+    layouts = re.findall(r"empty_strided_cpu\(\(2, 8, 6, 6\), (\(.*?\)), torch", _body(step))
+    assert set(layouts) <= {"(288, 36, 6, 1)"}

@@ -23,6 +23,7 @@ from tarry.backends.inductor.artifact import Generated
 from tarry.backends.inductor.capture import Capture
 from tarry.backends.inductor.guards import Guards
 from tarry.backends.inductor.launch import launch_list
+from tarry.backends.inductor.lifetimes import short_lifetimes
 from tarry.backends.inductor.phases import has_phases, kept_apart
 from tarry.backends.inductor.settings import apply_settings, fingerprint, is_json, settings
 from tarry.backends.inductor.symbolic import SymbolicSizes, check_results
@@ -87,7 +88,7 @@ class InductorBackend(Backend):
             fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
             with torch.no_grad(), fake_mode:
                 examples = program.example_inputs()
-            with _lock, self._configured():
+            with _lock, self._configured(graph):
                 compiled, source = _compile(program, fake_mode, examples)
         return self._computation(graph, program, compiled, source, None)
 
@@ -98,7 +99,7 @@ class InductorBackend(Backend):
         def function() -> tuple[FxProgram, Any]:
             # Lowering defines the operators that the source names.
             program = self._lower(graph) if guards is None else self._lower_symbolic(graph, guards.symbols)
-            with _lock, self._configured():
+            with _lock, self._configured(graph):
                 return program, stored.function()
 
         native = stored.link() if stored.listing is not None else None
@@ -147,7 +148,7 @@ class InductorBackend(Backend):
             fake_mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes.environment)
             with torch.no_grad(), fake_mode:
                 examples = program.symbolic_inputs(sizes.symbols)
-            with _lock, self._configured():
+            with _lock, self._configured(graph):
                 compiled, source = _compile(program, fake_mode, examples, first=len(symbols))
             guards = sizes.guards()
         return self._computation(graph, program, compiled, source, guards)
@@ -166,12 +167,13 @@ class InductorBackend(Backend):
         return Computation(run, graph, program.in_place, source, native, artifact, guards)
 
     @contextlib.contextmanager
-    def _configured(self) -> Iterator[None]:
+    def _configured(self, graph: Graph) -> Iterator[None]:
         from torch._inductor import config
 
         options = {
             "size_asserts": False,  # the runtime checks the inputs by the structure of the graph
             "fallback_random": not self.device_random,
+            **short_lifetimes(self.device, graph),
             **self.options,
         }
         with config.patch(options):
