@@ -21,15 +21,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from tarry.ir.graph import Graph
 
 
 def short_lifetimes(device: str, graph: Graph) -> dict[str, Any]:
-    """Settings of `torch._inductor.config` for a graph, those that this version has."""
+    """Settings of `torch._inductor.config` for a graph, those that this version has. On a CPU: elsewhere, what they do
+    was not measured."""
+    if torch.device(device).type != "cpu":
+        return {}
     from torch._inductor import config
 
     chosen: dict[str, Any] = {"allow_buffer_reuse": False, "_post_fusion_custom_pass": without_weak_users}
-    if device == "cpu" and _trains_convolutions(graph):
+    if _trains_convolutions(graph):
         chosen["layout_optimization"] = False
     return {name: value for name, value in chosen.items() if hasattr(config, name)}
 
