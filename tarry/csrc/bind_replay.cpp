@@ -3,6 +3,7 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
+#include "generator.h"
 #include "guard.h"
 #include "host_reads.h"
 #include "provenance.h"
@@ -177,12 +178,12 @@ void bind_replay(py::module& m) {
         std::vector<std::pair<uint32_t, int64_t>> found;
         for (uint32_t i = 0; i < snapshot.batch->order.size(); ++i) {
           const Node& node = *snapshot.batch->order[i];
-          if (!node.is_leaf() && node.op->has(kRandom)) {
+          if (!node.is_leaf() && node.op->has(kRandom) && node.constants.back().toInt() != kNoSeed) {
             found.emplace_back(i, node.constants.back().toInt());
           }
         }
         return found;
-      }, "Positions of the random nodes among all, with their seeds.");
+      }, "Positions of the nodes that draw random numbers among all, with their seeds.");
   py::class_<Replay>(m, "Replay", "A step that can be made pending again without being recorded.")
       .def(py::init(&make_replay), py::kw_only(), py::arg("snapshot"), py::arg("sources"), py::arg("targets"), py::arg("results"),
           py::arg("gradients"), py::arg("holders"), py::arg("hosts"), py::arg("written"), py::arg("kept"), py::arg("seeds"),

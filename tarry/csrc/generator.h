@@ -56,5 +56,7 @@ const at::Generator& default_generator(c10::DeviceIndex index);
 
 // The seed for one random operator on `device`, from the generator the user gave or from the device's own.
 int64_t draw_seed(const std::optional<at::Generator>& generator, c10::DeviceIndex device);
+// In place of a seed, where a random operator draws nothing (Operator::draws). No seed is negative.
+constexpr int64_t kNoSeed = -1;
 
 } // namespace tarry

@@ -420,7 +420,7 @@ void record(const Operator& op, torch::jit::Stack* stack) {
     if (op.has(kRandom) && !signature->only_views) {
       const bool given = op.generator_argument >= 0 && !arguments[op.generator_argument].isNone();
       auto generator = given ? std::make_optional(arguments[op.generator_argument].toGenerator()) : std::nullopt;
-      scan.constants.emplace_back(op.draws(arguments) ? draw_seed(generator, state.index) : 0);
+      scan.constants.emplace_back(op.draws(arguments) ? draw_seed(generator, state.index) : kNoSeed);
     }
     NodePtr node = signature->only_views ? NodePtr() : make_node(scan, signature, site, graveyard);
     if (op.mutates && !signature->resized.empty()) {

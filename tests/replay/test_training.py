@@ -87,9 +87,19 @@ def test_same_as_eager_with_inductor(make_model: Any, make_optimizer: Any) -> No
         tarry.set_backend("eager")
 
 
-def test_dropout_draws_the_seeds_that_recorded_calls_would_draw() -> None:
+class Attention(nn.Module):
+    """Random in name only: it has no dropout."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(*(x.view(1, 1, *x.shape),) * 3).view_as(x)
+
+
+@pytest.mark.parametrize("layer", [nn.Identity, Attention])
+def test_dropout_draws_the_seeds_that_recorded_calls_would_draw(layer: type[nn.Module]) -> None:
     def model() -> nn.Module:
-        return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 8), nn.Dropout(0.3), nn.Linear(8, 3))
+        return nn.Sequential(
+            nn.Linear(6, 8), nn.Dropout(0.5), layer(), nn.Linear(8, 8), nn.Dropout(0.3), layer(), nn.Linear(8, 3)
+        )
 
     def losses(compiled: bool) -> tuple[list[float], Tensor]:
         trained = trainer("tarry", model)

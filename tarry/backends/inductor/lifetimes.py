@@ -4,8 +4,8 @@ Three habits of Inductor's make a step's peak higher than eager's:
 
 - A buffer that is dead is not freed if a later one has its size: it is kept for that one, however far away. Whether
   that raises the peak is estimated, but Inductor does not know that tarry frees the activations that a first part hands
-  to a second one. Freed memory is at hand for the next buffer in any case (`tarry.config.kept_memory`, CUDA's caching
-  allocator), so nothing is gained by it.
+  to a second one. Freed memory is at hand for the next buffer in any case (`tarry.config.kept_memory`), so nothing is
+  gained by it.
 - An update in place comes after all that reads the old contents. Inductor states that as *weak* uses: results of those
   readers count as used by the update, though nobody looks at them. Such a result is freed in time, but what reads it
   last may not write its own result over it. A step of training updates all parameters, and nearly all of a backward
