@@ -397,7 +397,9 @@ bool Batch::run(
   if (!(split ? ahead.flight || split->early_accepts(taken) : program->accepts(taken))) {
     return false;
   }
-  const bool accepted = program->accepts_all() || (ahead.flight && ahead.flight->is_done() && !ahead.flight->error && split->late_accepts(taken, ahead.flight->results));
+  // A program that may refuse its inputs is asked now: on the second thread, nobody could do anything about it.
+  const bool early_done = ahead.flight && ahead.flight->is_done() && !ahead.flight->error;
+  const bool accepted = program->accepts_all() || (early_done && split->late_accepts(taken, ahead.flight->results));
   if (unawaited && accepted && may_depart(*this)) {
     auto voyage = std::make_shared<Voyage>();
     voyage->batch = shared_from_this();

@@ -64,7 +64,8 @@ struct Operator {
   bool has(OperatorFlags flag) const { return (flags & flag) != 0; }
   // Whether a call with these arguments needs a seed: attention without dropout is random in name only.
   bool draws(c10::ArrayRef<c10::IValue> given) const {
-    return has(kRandom) && (dropout_argument < 0 || !given[dropout_argument].isDouble() || given[dropout_argument].toDouble() != 0.0);
+    const c10::IValue* dropout = dropout_argument < 0 ? nullptr : &given[dropout_argument];
+    return has(kRandom) && !(dropout && dropout->isDouble() && dropout->toDouble() == 0.0);
   }
 };
 

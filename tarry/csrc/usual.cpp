@@ -239,12 +239,14 @@ Result layer_norm(Arguments arguments) {
   }
   const auto normalized = arguments[1].toIntVector();
   const auto sizes = input->sizes();
-  if (normalized.empty() || normalized.size() > sizes.size() || sizes.slice(sizes.size() - normalized.size()) != c10::IntArrayRef(normalized)) {
+  if (normalized.empty() || normalized.size() > sizes.size() ||
+      sizes.slice(sizes.size() - normalized.size()) != c10::IntArrayRef(normalized)) {
     return nullptr;
   }
   for (const c10::IValue& value : arguments.slice(2, 2)) {
     const at::Tensor* factors = value.isNone() ? nullptr : contiguous(value);
-    if (!value.isNone() && !(factors && factors->sizes() == c10::IntArrayRef(normalized) && factors->scalar_type() == input->scalar_type())) {
+    const bool fits = factors && factors->sizes() == c10::IntArrayRef(normalized) && factors->scalar_type() == input->scalar_type();
+    if (!value.isNone() && !fits) {
       return nullptr;
     }
   }

@@ -248,7 +248,8 @@ at::Tensor read_aloft(const TarryStorage* storage) {
     const auto found = std::find_if(roots.begin(), roots.end(), [storage](const Root& root) { return root.storage == storage; });
     index = static_cast<size_t>(found - roots.begin());
     const auto& outputs = state.voyage->split->parts().outputs;
-    if (found == roots.end() || found->node != storage->value.node || found->output != storage->value.output || outputs.at(index) >= 0) {
+    if (found == roots.end() || found->node != storage->value.node || found->output != storage->value.output ||
+        outputs.at(index) >= 0) {
       return {};
     }
     voyage = state.voyage;
