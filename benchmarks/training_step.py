@@ -55,13 +55,7 @@ class Trainer:
         if isinstance(peer, Compiled):
             self._model = torch.compile(model, mode=peer.mode)
         elif isinstance(peer, Replayed):
-            self._replay(peer)
-
-    def _replay(self, peer: Replayed) -> None:
-        for group in self._optimizer.param_groups:
-            if "capturable" in group:
-                group["capturable"] = True  # the count of steps lives on the device: a replay runs no Python to count
-        self._train = peer.wrap(self._recorded_or_run)
+            self._train = peer.wrap(self._recorded_or_run)
 
     def _recorded_or_run(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with self._precision:

@@ -154,10 +154,15 @@ void set_graph(
     CapturedProgram& program, uintptr_t launch, uintptr_t graph, py::object owner, std::vector<int64_t> addresses,
     const std::vector<std::optional<at::Tensor>>& placeholders, std::vector<uint32_t> written,
     const std::vector<std::pair<c10::ScalarType, std::vector<uint32_t>>>& vectors, std::vector<at::Tensor> vector_tensors,
+    uintptr_t replay, std::vector<at::Generator> generators, std::vector<uint32_t> seeds,
     const std::vector<std::optional<at::Tensor>>& results, const std::vector<at::Tensor>& given) {
   CapturedProgram::Parts parts;
   parts.launch = reinterpret_cast<CapturedProgram::Launch>(launch); // NOLINT: from dlsym
   parts.graph = reinterpret_cast<void*>(graph); // NOLINT
+  parts.replay = reinterpret_cast<CapturedProgram::Replay>(replay); // NOLINT
+  parts.captured = reinterpret_cast<py::detail::instance*>(owner.ptr())->get_value_and_holder().value_ptr(); // NOLINT
+  parts.generators = std::move(generators);
+  parts.seeds = std::move(seeds);
   parts.owner = std::shared_ptr<void>(owner.release().ptr(), [](void* object) {
     py::gil_scoped_acquire acquire;
     Py_DECREF(static_cast<PyObject*>(object));

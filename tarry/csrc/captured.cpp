@@ -127,6 +127,20 @@ void CapturedProgram::let_go_of_results() const {
   }
 }
 
+void CapturedProgram::launch(const std::vector<c10::IValue>& numbers) const {
+  if (parts_.generators.empty()) {
+    const int failed = parts_.launch(parts_.graph, nullptr);
+    TORCH_CHECK(failed == 0, "tarry: launching a CUDA graph gave error ", failed);
+    return;
+  }
+  for (size_t i = 0; i < parts_.generators.size(); ++i) {
+    at::Generator& generator = parts_.generators[i];
+    std::lock_guard<std::mutex> guard(generator.mutex());
+    generator.set_current_seed(static_cast<uint64_t>(numbers.at(parts_.seeds[i]).toInt()));
+  }
+  parts_.replay(parts_.captured);
+}
+
 std::vector<at::Tensor> CapturedProgram::run(std::vector<at::Tensor> inputs, const std::vector<c10::IValue>& numbers) const {
   const c10::OptionalDeviceGuard device(inputs.empty() ? std::nullopt : std::make_optional(inputs[0].device()));
   std::lock_guard<std::mutex> guard(mutex_);
@@ -149,8 +163,7 @@ std::vector<at::Tensor> CapturedProgram::run(std::vector<at::Tensor> inputs, con
       uploaded = std::move(vector);
     }
   }
-  const int failed = parts_.launch(parts_.graph, nullptr);
-  TORCH_CHECK(failed == 0, "tarry: launching a CUDA graph gave error ", failed);
+  launch(numbers);
   for (const uint32_t i : parts_.written) {
     inputs[i].copy_(parts_.placeholders[i]);
   }

@@ -5,9 +5,13 @@
 // are handed out where the graph leaves them: memory that somebody still looks at when the next launch comes is exchanged for
 // memory of its own, with the same contents, behind his back.
 //
-// No CUDA header is needed: the program is captured in Python (backends/inductor/capture.py), which hands over the address of
-// the function that launches it.
+// Random operators draw from generators that are seeded before each launch.
+//
+// No CUDA header is needed: the program is captured in Python (backends/inductor/capture.py), which hands over the addresses of
+// the functions that launch it.
 #pragma once
+
+#include <ATen/core/Generator.h>
 
 #include <memory>
 #include <mutex>
@@ -20,6 +24,7 @@ namespace tarry {
 class CapturedProgram final : public Program {
  public:
   using Launch = int (*)(void* graph, void* stream); // 0: it worked
+  using Replay = void (*)(void* captured);
   struct Parts {
     Launch launch = nullptr;
     void* graph = nullptr;
@@ -29,6 +34,10 @@ class CapturedProgram final : public Program {
     std::vector<uint32_t> written; // inputs whose placeholders are copied back
     std::vector<LaunchList::NumberVector> vectors;
     std::vector<at::Tensor> vector_tensors; // on the device
+    Replay replay = nullptr; // launches a graph with generators
+    void* captured = nullptr; // PyTorch's graph, for replay()
+    std::vector<at::Generator> generators;
+    std::vector<uint32_t> seeds; // per generator: which number
     std::vector<at::Tensor> results; // per output; undefined: written into the input that it replaces
   };
   // It takes no inputs until it has a graph.
@@ -42,6 +51,7 @@ class CapturedProgram final : public Program {
 
  private:
   void let_go_of_results() const;
+  void launch(const std::vector<c10::IValue>& numbers) const;
 
   mutable std::mutex mutex_; // of the results' memory
   mutable Parts parts_;

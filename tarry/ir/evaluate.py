@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ def _run(
             return environment[leaf]
         if isinstance(leaf, Number):
             number = numbers[leaf.index]
-            return torch.Generator(device).manual_seed(int(number.real)) if leaf.kind == "seed" else number
+            return _generator(device, int(number.real)) if leaf.kind == "seed" else number
         return device if leaf is HERE else leaf
 
     args = list(map_leaves(node.args, concrete))
@@ -88,22 +89,45 @@ def _run(
     return [*fresh_results(node.op, result), *written]
 
 
+_listed: ContextVar[Sequence[torch.Generator] | None] = ContextVar("_listed", default=None)
+
+
+@contextmanager
+def drawing_from(generators: Sequence[torch.Generator]) -> Iterator[None]:
+    """Within the block, seeds are positions in a list of generators, which are drawn from as they are: one that a CUDA
+    graph is captured with must not be seeded meanwhile."""
+    token = _listed.set(generators)
+    try:
+        yield
+    finally:
+        _listed.reset(token)
+
+
+def _generator(device: torch.device, seed: int) -> torch.Generator:
+    listed = _listed.get()
+    return torch.Generator(device).manual_seed(seed) if listed is None else listed[seed]
+
+
 @contextmanager
 def _seeded(device: torch.device, seed: int | None) -> Iterator[None]:
     """Within the block, the device's default generator draws from a seed; its state is given back."""
     if seed is None:
         yield
-        return
-    if device.type == "cuda":
+    elif device.type == "cuda":
         generator = torch.cuda.default_generators[device.index or 0]
+        before = generator.graphsafe_get_state()
+        generator.graphsafe_set_state(_generator(device, seed))  # may be done while a graph is captured
+        try:
+            yield
+        finally:
+            generator.graphsafe_set_state(before)
     else:
-        generator = torch.default_generator
-    before = generator.get_state()
-    generator.manual_seed(seed)  # this one alone: torch.manual_seed would seed every device
-    try:
-        yield
-    finally:
-        generator.set_state(before)
+        state = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(seed)  # this one alone: torch.manual_seed would seed every device
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(state)
 
 
 def _flat(arg: Any) -> list[Any]:

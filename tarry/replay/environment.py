@@ -16,6 +16,7 @@ import torch
 from torch.utils._device import DeviceContext  # private; checked on torch 2.11 and 2.13
 
 from tarry.replay.contents import PLAIN, Contents
+from tarry.replay.counts import host_counts
 from tarry.replay.walk import Walk
 
 _MISSING = object()
@@ -50,11 +51,11 @@ class Environment:
     def __len__(self) -> int:
         return len(self._walk.guard)
 
-    def failing(self, with_gradients: bool = True) -> int:
+    def failing(self, with_gradients: bool = True, with_hosts: bool = True) -> int:
         """The number of the first check that fails, -1 if all hold, less if something is switched on or off."""
         if default_devices() != self._devices:
             return -2
-        if self._host_versions and self.changed_host_tensor() is not None:
+        if with_hosts and self._host_versions and self.changed_host_tensor() is not None:
             return -3
         found: int = self._walk.guard.failing(with_gradients)
         return found
@@ -93,10 +94,13 @@ class Environment:
 
     def changed_host_tensor(self) -> str | None:
         """The name of a host tensor that was written since."""
-        for tensor, version in self._host_versions:
-            if tensor._version != version:
-                return self.names[id(tensor)]
-        return None
+        return next((self.names[id(t)] for t, version in self._host_versions if t._version != version), None)
+
+    def counted_on_host(self) -> list[torch.optim.Optimizer]:
+        """The optimizers that have counted steps on the host since, if no other host tensor was written."""
+        written = {id(t) for t, version in self._host_versions if t._version != version}
+        counts = {id(t): o for o in self._walk.optimizers for t in host_counts(o) if id(t) in written}
+        return list(dict.fromkeys(counts.values())) if len(counts) == len(written) else []
 
 
 def _look(kind: str, obj: Any, key: Any) -> Any:

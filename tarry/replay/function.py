@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import logging
 import threading
 import types
 from collections.abc import Callable
@@ -17,11 +18,14 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten  # privat
 from tarry import events
 from tarry.native import C
 from tarry.replay.contents import PLAIN
+from tarry.replay.counts import count_on_device
 from tarry.replay.environment import Environment, default_devices
 from tarry.replay.evidence import Evidence
 from tarry.replay.proof import Witness
-from tarry.replay.reasons import NotReplayableError
+from tarry.replay.reasons import CountedOnHostError, NotReplayableError
 from tarry.runtime.sync import Runtime
+
+log = logging.getLogger("tarry")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -135,6 +139,7 @@ class StepFunction(Generic[P, T]):
         self._attribute = ""  # the name under which a class has it
         self._fruitless = 0  # calls in a row that were watched and proved nothing
         self._pause = 0  # calls that are not watched
+        self._counted: Environment | None = None  # of the last call that failed for counting steps on the host alone
         self._reason = _NOT_CALLED
         self.recorded = 0
         """Calls that ran the function's Python."""
@@ -290,12 +295,27 @@ class StepFunction(Generic[P, T]):
             try:
                 arguments.check_unchanged(*flattened())
                 found = _Entry(arguments.without_tensors(), environment, witness.judge(result), generation)
+            except CountedOnHostError as reason:
+                self._nothing_proved(str(reason))
+                self._count_on_device(environment, reason.optimizers)
             except NotReplayableError as reason:
                 self._forget(entry)
                 self._nothing_proved(str(reason))
             else:
                 self._learn(entry, found, alike)
         return result
+
+    def _count_on_device(self, environment: Environment, optimizers: list[torch.optim.Optimizer]) -> None:
+        """Counting is all that stands in the way. Have it done on the device if that has come true twice in a row: a
+        function that is recorded anyway, for a learning rate that changes at every call, say, should stay as it is."""
+        before, self._counted = self._counted, environment
+        if before is None or before.failing(with_hosts=False) != -1:
+            return
+        count_on_device(optimizers)
+        self._counted = None
+        names = ", ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in optimizers))
+        self._reason = f"{names} counted its steps on the host; from now on it does so on the device (capturable=True)"
+        log.info("%s: %s", self._name, self._reason)
 
     def _learn(self, before: _Entry | None, found: _Entry, alike: list[_Entry]) -> None:
         """A call could be replayed. It will be, if as many before it did the same."""

@@ -21,7 +21,7 @@ from tarry.replay.contents import PLAIN
 from tarry.replay.environment import Environment
 from tarry.replay.evidence import Evidence, Made, Number, Place, Result
 from tarry.replay.host import HostWatch
-from tarry.replay.reasons import NotReplayableError, where
+from tarry.replay.reasons import CountedOnHostError, NotReplayableError, where
 from tarry.runtime.sync import Runtime
 
 
@@ -119,7 +119,8 @@ class Witness:
     def _check_conduct(self) -> None:
         """What the call must not do, whatever its graph is."""
         name = self._environment.changed_host_tensor()
-        if name is not None:
+        counted = self._environment.counted_on_host() if name is not None else []
+        if name is not None and not counted:
             advice = ": give the optimizer capturable=True" if name.endswith("['step']") else ""
             raise NotReplayableError(f"it changes {name}, a tensor on the host, which a replay would not{advice}")
         if self._reads:
@@ -127,7 +128,8 @@ class Witness:
                 f"it reads a value at {where(self._reads[0])}, which a replay would not. Return the tensor, and read "
                 f"it outside of the function"
             )
-        self._host.check()  # after the above: a value that is read is a host tensor for a moment
+        if not counted:  # else it has found the count
+            self._host.check()  # after the above: a value that is read is a host tensor for a moment
         if self._runtime.closures_added != self._closures:
             raise NotReplayableError("it adds a step closure, which a replay would not. Add it outside of the function")
         if self._overwritten:
@@ -135,7 +137,7 @@ class Witness:
                 f"it copies a host tensor into an existing one at {where(self._overwritten[0])}. Pass the host tensor "
                 f"as an argument, and move it with .to('tarry')"
             )
-        changed = self._environment.failing(with_gradients=False)
+        changed = self._environment.failing(with_gradients=False, with_hosts=not counted)
         if changed != -1:
             raise NotReplayableError(f"it changes its surroundings: {self._environment.explain(changed)}")
         if _host_rng() != self._host_rng:
@@ -156,6 +158,8 @@ class Witness:
             raise NotReplayableError("it depends on a step that was interrupted, or failed")
         if self._snapshots[0].batch.device != self._device:
             raise NotReplayableError("it computes on another device than the current one")
+        if name is not None and counted:  # the last obstacle: it may be moved out of the way
+            raise CountedOnHostError(name, counted)
 
     def _places_of_arguments(self) -> None:
         self._arguments: dict[int, int] = {}

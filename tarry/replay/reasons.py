@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import torch
+
 
 class NotReplayableError(Exception):
     """Why a call cannot be replayed. Not an error of the program: the call was recorded, and its results are right."""
+
+
+class CountedOnHostError(NotReplayableError):
+    """All that stands in the way is that optimizers count their steps on the host."""
+
+    def __init__(self, name: str, optimizers: list[torch.optim.Optimizer]) -> None:
+        super().__init__(
+            f"it changes {name}, a tensor on the host, which a replay would not: give the optimizer capturable=True"
+        )
+        self.optimizers = optimizers
 
 
 def where(location: tuple[str, int]) -> str:

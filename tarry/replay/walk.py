@@ -50,6 +50,7 @@ class Walk(Checks):
         self.tensors: dict[int, torch.Tensor] = {}
         self.tensor_paths: dict[int, str] = {}
         self.generators: list[tuple[str, Callable[[], str], str]] = []  # of random numbers: path, state now and then
+        self.optimizers: list[torch.optim.Optimizer] = []
         self._function = function
         self._ownership = Ownership(function)
         self._known = known  # attributes that the code reads
@@ -195,6 +196,7 @@ class Walk(Checks):
         if "param_groups" not in content or "state" not in content:  # it stands before another one
             self._object(optimizer, path, depth)
             return
+        self.optimizers.append(optimizer)
         for name in ("param_groups", "state"):
             self.dict_item(content, name, f"{path}.{name}")
         self._list(optimizer.param_groups, f"{path}.param_groups", depth)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import tarry
 from tarry.backends.inductor import InductorBackend
@@ -98,6 +99,69 @@ def test_dropout_on_the_device_is_captured() -> None:
     assert len(set(sums)) > 4, "each step draws new numbers"
     assert all(800 < s < 1200 for s in sums)
     assert _graphs() >= 1
+
+
+def _attention(x: Tensor) -> Tensor:
+    q = x.view(2, 2, 32, 8).requires_grad_()
+    mixed = F.scaled_dot_product_attention(q, q * 2, q + 1, dropout_p=0.3, is_causal=True)
+    (gradient,) = torch.autograd.grad(mixed.square().sum(), q)
+    return torch.stack([mixed, gradient])
+
+
+DRAWS = {
+    "dropout": lambda x: F.dropout(x, 0.3) + F.dropout(x, 0.5),
+    "noise": lambda x: torch.rand_like(x) + torch.randn_like(x) * torch.bernoulli(x.sigmoid()),
+    "in place": lambda x: x * torch.empty_like(x).uniform_(1, 2) + torch.empty_like(x).exponential_(),
+    "attention in f32": _attention,
+    "attention in bf16": lambda x: _attention(x.bfloat16()).float(),
+}
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+def test_a_graph_draws_what_the_reference_path_draws(kind: str) -> None:
+    def run() -> list[Tensor]:
+        torch.manual_seed(1)
+        x = torch.linspace(-1, 1, 1024).to("tarry")
+        return [DRAWS[kind](x).detach().cpu() for _ in range(8)]
+
+    tarry.metrics.reset()
+    ours = run()
+    assert _graphs() >= 1
+    assert "inductor/not_captured" not in tarry.metrics.counters()
+    tarry.set_backend("eager", device="cuda")
+    expected = run()
+    torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-3)
+    assert len({tuple(each.flatten().tolist()) for each in ours}) == 8, "each step draws new numbers"
+
+
+def _train_with_dropout(steps: int) -> list[Tensor]:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(6) for layer in (nn.Linear(32, 32), nn.Dropout(0.2), nn.Tanh())]
+    net = nn.Sequential(*layers, nn.Linear(32, 1)).to("tarry")
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-2, momentum=0.9)
+    losses = []
+    for step in range(steps):
+        x = torch.randn(16, 32).to("tarry")
+        loss = (net(x) - x.sum(1, keepdim=True)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+        if step % 8 == 3:
+            net.eval()
+            losses.append(net(x).mean().detach())
+            net.train()
+    return [loss.cpu() for loss in losses]
+
+
+def test_a_step_with_dropout_runs_ahead() -> None:
+    tarry.metrics.reset()
+    ours = _train_with_dropout(40)
+    counters = tarry.metrics.counters()
+    assert counters["inductor/cuda_graphs"] >= 1
+    assert counters["run_ahead"] > 0
+    tarry.set_backend("eager", device="cuda")
+    torch.testing.assert_close(ours, _train_with_dropout(40), rtol=1e-3, atol=1e-3)
 
 
 def test_other_streams_are_obeyed() -> None:

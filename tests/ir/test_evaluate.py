@@ -7,6 +7,7 @@ import torch
 
 from tarry.errors import IRError
 from tarry.ir import evaluate, parse
+from tarry.ir.evaluate import drawing_from
 from tests.ir.raw import same_bits
 
 
@@ -37,6 +38,19 @@ graph(%0: f32[4]):
     assert same_bits(first, expected)
     assert same_bits(second, expected)
     assert not same_bits(evaluate(graph, [torch.empty(4)], [5, 6])[1], expected)
+
+
+def test_seeds_may_be_positions_of_generators() -> None:
+    graph = parse("""
+graph(%0: f32[4]):
+  %1: f32[4] = aten::uniform_(%0, 0.0, 1.0, generator=$0=seed(5))
+  %2: f32[4] = aten::uniform_(%0, 0.0, 1.0, generator=$1=seed(5))
+  return %1, %2
+""")
+    with drawing_from([torch.Generator().manual_seed(seed) for seed in (8, 9)]):
+        made = evaluate(graph, [torch.zeros(4)], [1, 0])
+    expected = [torch.empty(4).uniform_(generator=torch.Generator().manual_seed(seed)) for seed in (9, 8)]
+    torch.testing.assert_close(made, expected, rtol=0, atol=0)
 
 
 def test_a_seed_of_an_operator_without_a_generator() -> None:

@@ -283,14 +283,19 @@ def test_an_argument_with_a_graph() -> None:
     assert weight.grad.tolist() == [8.0, 8.0, 8.0]
 
 
+class Counting(torch.optim.AdamW):
+    """One of the user's own: nobody knows what it does with its count."""
+
+
 def test_a_step_count_on_the_host_asks_for_capturable() -> None:
-    watched = trainer("tarry", mlp, lambda model: torch.optim.AdamW(model.parameters()))
-    eager = trainer("cpu", mlp, lambda model: torch.optim.AdamW(model.parameters()))
+    watched = trainer("tarry", mlp, lambda model: Counting(model.parameters()))
+    eager = trainer("cpu", mlp, lambda model: Counting(model.parameters()))
     step = tarry.compile(watched.step)
     for x, y in batches(6):
         torch.testing.assert_close(step(x.to("tarry"), y.to("tarry")).cpu(), eager.step(x, y), rtol=1e-4, atol=1e-5)
     assert step.replays == 0
     assert "capturable=True" in step.explain()
+    assert watched.optimizer.param_groups[0]["capturable"] is False
 
 
 def test_a_rate_on_the_host_is_read_as_a_number() -> None:

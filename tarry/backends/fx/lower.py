@@ -120,10 +120,10 @@ class FxLowering(LoweringContext[torch.fx.Node]):
     def parameter(self, position: int, value: Value) -> torch.fx.Node:
         return self.fx.placeholder(f"input_{position}")
 
-    def number(self, number: Number) -> torch.fx.Node:
-        """A tensor of no dimensions with the number."""
+    def number(self, number: Number, *, on_device: bool = False) -> torch.fx.Node:
+        """A tensor of no dimensions with the number. Seeds are on the host, unless asked for on the device."""
         is_float = number.dtype == torch.float64
-        if (number.kind == "seed" and not self._inductor_random) or self._numbers_on_host:
+        if (number.kind == "seed" and not on_device) or self._numbers_on_host:
             kind = "host_floats" if is_float else "seeds"
         else:
             kind = "floats" if is_float else "ints"
@@ -188,7 +188,7 @@ class FxLowering(LoweringContext[torch.fx.Node]):
         assert node.seed is not None
         sizes = list(node.operands[0].type.sizes)
         draw = torch.ops.prims.inductor_random.default
-        return self._call(aten.gt.Scalar, self._call(draw, sizes, self.number(node.seed), "rand"), p)
+        return self._call(aten.gt.Scalar, self._call(draw, sizes, self.number(node.seed, on_device=True), "rand"), p)
 
     def _eager_mask(self, node: Node, p: float) -> torch.fx.Node:
         assert node.seed is not None

@@ -43,9 +43,9 @@ class InductorBackend(Backend):
     """Compiles with Inductor. Parameters and other replaced inputs are updated in place.
 
     `options` are Inductor's (`torch._inductor.config`), as for torch.compile. On a CUDA device, each compiled step
-    becomes one CUDA graph if nothing in it has to run on the host; `cudagraphs=False` turns that off. Dropout has to:
-    it draws the numbers that the reference path draws for the same seed. With `device_random=True` it draws by
-    Inductor's own generator on the device, and does not have to.
+    becomes one CUDA graph if nothing in it has to run on the host; `cudagraphs=False` turns that off. Random operators
+    draw the numbers that the reference path draws for the same seed. With `device_random=True`, dropout draws by
+    Inductor's own generator: other numbers, in the kernels around it instead of one of its own.
     """
 
     name = "inductor"
@@ -78,9 +78,13 @@ class InductorBackend(Backend):
         here = torch.device(self.device)
         if here.type != "cpu" and not self.cudagraphs:
             return False
-        return not any(
-            (is_opaque(node) and not is_masked(node, here)) or not node.op.startswith("aten::") for node in graph.nodes
-        )
+
+        def is_native(node: Node) -> bool:
+            if not is_opaque(node) or is_masked(node, here):
+                return True
+            return here.type == "cuda" and not node.kept  # a random operator: kernels once the program is a graph
+
+        return all(node.op.startswith("aten::") and is_native(node) for node in graph.nodes)
 
     def compile(self, graph: Graph) -> Computation:
         with _giving_up():

@@ -5,7 +5,11 @@ inputs are sorted: those that keep their place are read there (parameters, optim
 others are copied to placeholders before each launch. If an input turns out to have moved, the graph is captured anew;
 one that moves again gets a placeholder. Launching is native (csrc/captured.h).
 
-Private to torch, checked on 2.11 and 2.13: CUDAGraph.raw_cuda_graph_exec, torch._C._cuda_clearCublasWorkspaces.
+Each random operator of a graph has a generator of its own, which is seeded before each launch with the seed that the
+operator has drawn when it was recorded: it gives the numbers that it would give outside of a graph.
+
+Private to torch, checked on 2.11: CUDAGraph.raw_cuda_graph_exec, torch._C._cuda_clearCublasWorkspaces, and the symbol
+of CUDAGraph::replay in libtorch_cuda (random graphs only; there on 2.13, too, by its headers).
 """
 
 from __future__ import annotations
@@ -15,12 +19,15 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from tarry.backends.base import PythonNumber
 from tarry.backends.fx import FxProgram
+from tarry.backends.fx.lower import NumberVector
+from tarry.ir.evaluate import drawing_from
 from tarry.native import C
 
 log = logging.getLogger("tarry")
@@ -115,7 +122,13 @@ class Capture:
         placeholders = [_like(tensor) if k in self._placed else None for k, tensor in enumerate(inputs)]
         given = [tensor if place is None else place for tensor, place in zip(inputs, placeholders, strict=True)]
         vectors = fx.number_tensors(numbers)
-        recorded = record(self._compiled, [*given, *vectors])
+        seeds = [index for vector in fx.vectors if _on_host(vector) for index in vector.indices]
+        on_device = [k for k, vector in enumerate(fx.vectors) if not _on_host(vector)]
+        for k, vector in enumerate(fx.vectors):
+            if _on_host(vector):  # the only one: see _why_not
+                vectors[k] = torch.arange(len(seeds))  # positions of generators
+        generators = [torch.Generator(self._fx.device) for _ in seeds]
+        recorded = record(self._compiled, [*given, *vectors], generators)
         outputs: list[torch.Tensor | None] = [None] * len(fx.graph.outputs)
         for k, result in zip(self._returned, recorded.results, strict=True):
             outputs[k] = result
@@ -126,8 +139,11 @@ class Capture:
             [0 if k in self._placed else place for k, place in enumerate(self._places)],
             placeholders,
             sorted(self._placed & self._updated),
-            [(vector.dtype, vector.indices) for vector in fx.vectors],
-            vectors,
+            [(fx.vectors[k].dtype, fx.vectors[k].indices) for k in on_device],
+            [vectors[k] for k in on_device],
+            _replay_address() if seeds else 0,
+            generators,
+            seeds,
             outputs,
             [*given, *vectors],
         )
@@ -142,25 +158,37 @@ class Recorded(NamedTuple):
     results: Sequence[torch.Tensor]
 
 
-def record(function: Callable[[list[Any]], Sequence[Any]], arguments: list[torch.Tensor]) -> Recorded:
-    """What the function does to these tensors; nothing is done to them yet."""
+def record(
+    function: Callable[[list[Any]], Sequence[Any]],
+    arguments: list[torch.Tensor],
+    generators: Sequence[torch.Generator] = (),
+) -> Recorded:
+    """What the function does to these tensors, drawing from these generators; nothing is done to them yet."""
     graph = torch.cuda.CUDAGraph()
     _drop_workspaces()  # those of the stream that the kernels ran on so far
-    with torch.cuda.device(arguments[0].device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        results = function(list(arguments))
+    with torch.cuda.device(arguments[0].device):
+        for generator in generators:
+            graph.register_generator_state(generator)
+        with drawing_from(generators), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            results = function(list(arguments))
     _drop_workspaces()  # the graph has the memory of its own
     return Recorded(_launch_address(), graph.raw_cuda_graph_exec(), graph, results)
 
 
 def _why_not(program: FxProgram) -> str:
     """Why a program cannot be captured, as far as can be told without trying; empty if it can."""
-    if any(vector.device.type == "cpu" for vector in program.vectors):
-        return "a number is needed on the host (a seed of a random operator, say)"
+    on_host = [index for vector in program.vectors if _on_host(vector) for index in vector.indices]
+    if any(program.graph.numbers[index].kind != "seed" for index in on_host):
+        return "a number is needed on the host (by a custom operator, say)"
     if not program.graph.inputs:
         return "it has no inputs"
     if not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph_exec"):
         return f"torch {torch.__version__} does not give access to captured graphs"
     return ""
+
+
+def _on_host(vector: NumberVector) -> bool:
+    return vector.device.type == "cpu"
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
@@ -179,6 +207,18 @@ def _launch_address() -> int:
     """The function of the CUDA runtime that launches a graph, from the library that torch has loaded."""
     major = str(torch.version.cuda).split(".")[0]
     library = ctypes.CDLL(f"libcudart.so.{major}")
-    address = ctypes.cast(library.cudaGraphLaunch, ctypes.c_void_p).value
+    return _address(library.cudaGraphLaunch)
+
+
+@functools.cache
+def _replay_address() -> int:
+    """CUDAGraph::replay, which tells the kernels of a graph the seeds of its generators. To Python it would be
+    `graph.replay`; but a graph is launched by threads that do not hold the GIL."""
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
+    return _address(library._ZN2at4cuda9CUDAGraph6replayEv)
+
+
+def _address(function: Any) -> int:
+    address = ctypes.cast(function, ctypes.c_void_p).value
     assert address is not None
     return address
