@@ -67,7 +67,8 @@ std::unique_ptr<Replay> make_replay(
     const std::vector<TensorTuple>& results,
     const std::vector<std::pair<PlaceTuple, std::optional<TensorTuple>>>& gradients,
     std::vector<at::Tensor> holders, std::vector<at::Tensor> hosts, std::vector<at::Tensor> written,
-    const std::vector<uint64_t>& kept, std::vector<std::pair<uint32_t, uint64_t>> seeds, uint64_t draws) {
+    const std::vector<uint64_t>& kept, std::vector<std::pair<uint32_t, uint64_t>> seeds, uint64_t draws,
+    std::vector<uint32_t> numbers) {
   Replay::Plan plan;
   plan.sources = to_places(sources);
   plan.targets = to_places(targets);
@@ -82,6 +83,7 @@ std::unique_ptr<Replay> make_replay(
   plan.written = std::move(written);
   plan.seeds = std::move(seeds);
   plan.draws = draws;
+  plan.numbers = std::move(numbers);
   for (const uint64_t serial : kept) {
     const auto leaf = std::find_if(
         snapshot.leaves.begin(), snapshot.leaves.end(), [serial](const Trace::Leaf& leaf) { return leaf.serial == serial; });
@@ -94,13 +96,13 @@ std::unique_ptr<Replay> make_replay(
   return std::make_unique<Replay>(snapshot, std::move(plan));
 }
 
-py::object arm(Replay& replay, const py::list& leaves) {
+py::object arm(Replay& replay, const py::list& leaves, const std::vector<double>& numbers) {
   std::vector<at::Tensor> arguments;
   arguments.reserve(leaves.size());
   for (const py::handle& leaf : leaves) {
     arguments.push_back(THPVariable_Check(leaf.ptr()) ? THPVariable_Unpack(leaf.ptr()) : at::Tensor());
   }
-  auto armed = replay.arm(arguments);
+  auto armed = replay.arm(arguments, numbers);
   if (const auto* reason = std::get_if<std::string>(&armed)) {
     return py::str(*reason);
   }
@@ -115,13 +117,14 @@ void bind_guards(py::module& m) {
   py::class_<Guard>(m, "Guard", "Checks of Python objects and tensors. Does not keep them alive: its maker has to.")
       .def(py::init<>())
       .def("dict_item", &Guard::dict_item)
-      .def("dict_entries", &Guard::dict_entries)
+      .def("dict_entries", &Guard::dict_entries, py::arg("dict"), py::arg("rate") = py::none())
+      .def("rate", &Guard::rate)
       .def("list_item", &Guard::list_item)
       .def("attribute", &Guard::attribute)
       .def("cell", &Guard::cell)
       .def("length", &Guard::length)
       .def("tensor", &Guard::tensor)
-      .def("failing", &Guard::failing, py::arg("with_gradients") = true)
+      .def("failing", &Guard::failing, py::arg("with_gradients") = true, py::arg("with_rates") = true)
       .def("__len__", &Guard::size);
   py::class_<ArgumentGuard>(m, "ArgumentGuard", "As Guard, for the leaves of a call's arguments.")
       .def(py::init<const py::list&>())
@@ -187,7 +190,7 @@ void bind_replay(py::module& m) {
   py::class_<Replay>(m, "Replay", "A step that can be made pending again without being recorded.")
       .def(py::init(&make_replay), py::kw_only(), py::arg("snapshot"), py::arg("sources"), py::arg("targets"), py::arg("results"),
           py::arg("gradients"), py::arg("holders"), py::arg("hosts"), py::arg("written"), py::arg("kept"), py::arg("seeds"),
-          py::arg("draws"))
+          py::arg("draws"), py::arg("numbers"))
       .def("arm", &arm, "The results, pending; or a string that says why the step cannot be replayed now.")
       .def_property_readonly("batch", [](Replay& replay) { return replay.batch(); });
 }

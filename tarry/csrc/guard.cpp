@@ -155,13 +155,17 @@ void Guard::dict_item(py::handle dict, py::handle key, py::handle expected) {
   checks_.push_back({Kind::DictItem, dict.ptr(), key.ptr(), expected.ptr()});
 }
 
-void Guard::dict_entries(py::handle dict) {
+void Guard::rate(py::handle dict, py::handle key, py::handle expected) {
+  checks_.push_back({Kind::Rate, dict.ptr(), key.ptr(), expected.ptr()});
+}
+
+void Guard::dict_entries(py::handle dict, py::handle rate) {
   checks_.push_back({Kind::DictEntries, dict.ptr(), nullptr, nullptr, static_cast<Py_ssize_t>(entries_.size())});
   Entries& entries = entries_.emplace_back();
   PyObject *key = nullptr, *value = nullptr;
   Py_ssize_t position = 0;
   while (PyDict_Next(dict.ptr(), &position, &key, &value)) {
-    entries.emplace_back(key, value);
+    entries.emplace_back(key, key == rate.ptr() ? nullptr : value);
   }
 }
 
@@ -195,7 +199,7 @@ bool has_entries(PyObject* dict, const std::vector<std::pair<PyObject*, PyObject
   PyObject *key = nullptr, *value = nullptr;
   Py_ssize_t position = 0;
   for (const auto& [expected_key, expected] : entries) {
-    if (!PyDict_Next(dict, &position, &key, &value) || key != expected_key || !same_value(value, expected)) {
+    if (!PyDict_Next(dict, &position, &key, &value) || key != expected_key || (expected && !same_value(value, expected))) {
       return false;
     }
   }
@@ -204,10 +208,14 @@ bool has_entries(PyObject* dict, const std::vector<std::pair<PyObject*, PyObject
 
 } // namespace
 
-bool Guard::holds(const Check& check, bool with_gradients) const {
+bool Guard::holds(const Check& check, bool with_gradients, bool with_rates) const {
   switch (check.kind) {
     case Kind::DictItem:
       return same_value(PyDict_GetItemWithError(check.object, check.key), check.expected);
+    case Kind::Rate: {
+      PyObject* now = PyDict_GetItemWithError(check.object, check.key);
+      return with_rates ? same_value(now, check.expected) : now && PyFloat_CheckExact(now);
+    }
     case Kind::DictEntries:
       return has_entries(check.object, entries_[check.number]);
     case Kind::ListItem:
@@ -227,12 +235,12 @@ bool Guard::holds(const Check& check, bool with_gradients) const {
   return false;
 }
 
-int64_t Guard::failing(bool with_gradients) const {
+int64_t Guard::failing(bool with_gradients, bool with_rates) const {
   if (!(Ambient() == ambient_)) {
     return -2;
   }
   for (size_t i = 0; i < checks_.size(); ++i) {
-    if (!holds(checks_[i], with_gradients)) {
+    if (!holds(checks_[i], with_gradients, with_rates)) {
       PyErr_Clear();
       return static_cast<int64_t>(i);
     }

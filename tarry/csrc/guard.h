@@ -44,20 +44,23 @@ class Guard {
  public:
   // A value is compared by identity or, if it is a plain one (a number, a string, a tuple of them), as a value.
   void dict_item(pybind11::handle dict, pybind11::handle key, pybind11::handle expected);
-  // All that is in a dict, in order: without looking anything up, which would hash tensors in Python.
-  void dict_entries(pybind11::handle dict);
+  // All that is in a dict, in order: without looking anything up, which would hash tensors in Python. What is under the key `rate`
+  // may be anything.
+  void dict_entries(pybind11::handle dict, pybind11::handle rate);
+  // A float that may be another if failing() is told so.
+  void rate(pybind11::handle dict, pybind11::handle key, pybind11::handle expected);
   void list_item(pybind11::handle list, size_t index, pybind11::handle expected);
   void attribute(pybind11::handle object, pybind11::handle name, pybind11::handle expected);
   void cell(pybind11::handle cell, pybind11::handle expected);
   void length(pybind11::handle sized);
   void tensor(pybind11::handle tensor);
   // The number of the first check that fails; -1 if none does, and -2 if something of Ambient has changed. Unless
-  // `with_gradients`, tensors may have got or lost their .grad.
-  int64_t failing(bool with_gradients) const;
+  // `with_gradients`, tensors may have got or lost their .grad; unless `with_rates`, rates may be others.
+  int64_t failing(bool with_gradients, bool with_rates) const;
   size_t size() const { return checks_.size(); }
 
  private:
-  enum class Kind : uint8_t { DictItem, DictEntries, ListItem, Attribute, Cell, Length, Tensor };
+  enum class Kind : uint8_t { DictItem, Rate, DictEntries, ListItem, Attribute, Cell, Length, Tensor };
   struct Check {
     Kind kind;
     PyObject* object;
@@ -66,7 +69,7 @@ class Guard {
     Py_ssize_t number = 0; // an index, a length, or that of a TensorState or a list of entries
   };
   using Entries = std::vector<std::pair<PyObject*, PyObject*>>;
-  bool holds(const Check& check, bool with_gradients) const;
+  bool holds(const Check& check, bool with_gradients, bool with_rates) const;
 
   Ambient ambient_;
   std::vector<Check> checks_;

@@ -174,6 +174,16 @@ Replay::Replay(const Snapshot& snapshot, Plan plan) : batch_(copy_batch(*snapsho
       plan_.sources.size() == snapshot.leaves.size() && plan_.targets.size() == batch_->roots.size(),
       "tarry: a replay needs a source for each leaf and a target for each root");
   renew_nodes();
+  std::vector<std::pair<uint32_t, uint32_t>> places; // of all numbers
+  for (uint32_t i = 0; i < batch_->order.size(); ++i) {
+    const Node& node = *batch_->order[i];
+    for (uint32_t k = 0; !plan_.numbers.empty() && !node.is_leaf() && k < count_numbers(node); ++k) {
+      places.emplace_back(i, k);
+    }
+  }
+  for (const uint32_t number : plan_.numbers) {
+    number_places_.push_back(places.at(number));
+  }
 }
 
 void Replay::renew_nodes() {
@@ -288,7 +298,16 @@ void Replay::draw_seeds() {
   }
 }
 
-std::variant<std::vector<at::Tensor>, std::string> Replay::arm(const std::vector<at::Tensor>& arguments) {
+void Replay::set_numbers(const std::vector<double>& numbers) {
+  TORCH_CHECK(numbers.size() == number_places_.size(), "tarry: a replay takes ", number_places_.size(), " numbers, not ", numbers.size());
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const auto [node, which] = number_places_[i];
+    set_number(*batch_->order[node], which, numbers[i]);
+  }
+}
+
+std::variant<std::vector<at::Tensor>, std::string> Replay::arm(
+    const std::vector<at::Tensor>& arguments, const std::vector<double>& numbers) {
   check_fork();
   DeviceState& state = *batch_->state;
   Storages storages{plan_, {}, {}, {}, {}};
@@ -326,6 +345,7 @@ std::variant<std::vector<at::Tensor>, std::string> Replay::arm(const std::vector
     }
     uploads.swap(state.uploads); // this step's, as collect() does it
     draw_seeds();
+    set_numbers(numbers);
     for (size_t i = 0; i < leaves_.size(); ++i) {
       leaves_[i]->data = uploaded[i].defined() ? std::move(uploaded[i]) : storages.at(plan_.sources[i])->data;
     }

@@ -101,11 +101,13 @@ class Replay {
     std::vector<WeakStorage> kept;
     std::vector<std::pair<uint32_t, uint64_t>> seeds; // a random node, and how many seeds were drawn before its own
     uint64_t draws = 0;
+    std::vector<uint32_t> numbers; // those that are given anew for each run, by their places in Batch::numbers()
   };
 
   Replay(const Snapshot& snapshot, Plan plan);
-  // No step may be in the air. Makes the step pending, with these arguments, and gives the results; or says why it cannot, and changes nothing.
-  std::variant<std::vector<at::Tensor>, std::string> arm(const std::vector<at::Tensor>& arguments);
+  // No step may be in the air. Makes the step pending, with these arguments and numbers, and gives the results; or says why it
+  // cannot, and changes nothing.
+  std::variant<std::vector<at::Tensor>, std::string> arm(const std::vector<at::Tensor>& arguments, const std::vector<double>& numbers);
   const std::shared_ptr<Batch>& batch() { return batch_; }
 
  private:
@@ -114,10 +116,12 @@ class Replay {
   std::optional<std::string> check_contents(const Storages& found) const;
   void renew_nodes();
   void draw_seeds();
+  void set_numbers(const std::vector<double>& numbers);
 
   std::shared_ptr<Batch> batch_;
   std::vector<Node*> leaves_;
   Plan plan_;
+  std::vector<std::pair<uint32_t, uint32_t>> number_places_; // of plan_.numbers: a node, and which of its numbers
 };
 
 } // namespace tarry

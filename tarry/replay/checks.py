@@ -47,9 +47,15 @@ class Checks:
         self._add(path, "length", len(sized), sized)
         self.guard.length(sized)
 
-    def entries(self, container: dict[Any, Any], path: str) -> None:
-        self._add(path, "entries", dict(container), container)
-        self.guard.dict_entries(container)
+    def entries(self, container: dict[Any, Any], path: str, rate: str | None = None) -> None:
+        """All of a dict, but for what is under the key `rate`."""
+        self._add(path, "entries", {key: value for key, value in container.items() if key is not rate}, container, rate)
+        self.guard.dict_entries(container, rate)
+
+    def rate(self, container: dict[Any, Any], key: str, path: str) -> None:
+        """A float that may change if `failing` is told so."""
+        self._add(path, "item", container[key], container, key)
+        self.guard.rate(container, key, container[key])
 
     def tensor(self, tensor: torch.Tensor, path: str) -> None:
         self._add(path, "tensor", None, tensor)

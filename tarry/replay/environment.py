@@ -48,16 +48,21 @@ class Environment:
         self._devices = default_devices()
         self._host_versions = [(t, t._version) for t in self.tensors if t.device.type != "tarry"]
 
+    @property
+    def rates(self) -> list[dict[str, Any]]:
+        """Parameter groups whose learning rates are floats."""
+        return self._walk.rates
+
     def __len__(self) -> int:
         return len(self._walk.guard)
 
-    def failing(self, with_gradients: bool = True, with_hosts: bool = True) -> int:
+    def failing(self, with_gradients: bool = True, with_hosts: bool = True, with_rates: bool = True) -> int:
         """The number of the first check that fails, -1 if all hold, less if something is switched on or off."""
         if default_devices() != self._devices:
             return -2
         if with_hosts and self._host_versions and self.changed_host_tensor() is not None:
             return -3
-        found: int = self._walk.guard.failing(with_gradients)
+        found: int = self._walk.guard.failing(with_gradients, with_rates)
         return found
 
     def is_value(self, check: int) -> bool:
@@ -77,7 +82,8 @@ class Environment:
         if kind == "length":
             return f"{path} had {expected} entries and has {len(obj)} now"
         if kind == "entries":
-            return _explain_entries(path, expected, obj)
+            rate = self._walk.keys[check]
+            return _explain_entries(path, expected, {key: value for key, value in obj.items() if key is not rate})
         if isinstance(obj, Contents):  # which may be long, or secret
             return f"{path} are others now"
         now = _look(kind, obj, self._walk.keys[check])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -35,6 +36,7 @@ class Result:
 class Number:
     """A number that an operator was given."""
 
+    index: int  # among all numbers of the batch
     value: Any
     op: str
     where: str
@@ -81,8 +83,8 @@ class Evidence:
                 return f"a number of {mine.op} at {mine.where} was {theirs.value!r} and is {mine.value!r} now{advice}"
         return None
 
-    def replay(self) -> Any:
-        """The native object that replays the call."""
+    def replay(self, numbers: Sequence[int] = ()) -> Any:
+        """The native object that replays the call. These numbers are given to it at each run."""
         places = self.places
         return C.Replay(
             snapshot=self.snapshot,
@@ -96,4 +98,5 @@ class Evidence:
             kept=places["kept"],
             seeds=places["seeds"],
             draws=places["draws"],
+            numbers=list(numbers),
         )

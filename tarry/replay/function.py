@@ -22,6 +22,7 @@ from tarry.replay.counts import count_on_device
 from tarry.replay.environment import Environment, default_devices
 from tarry.replay.evidence import Evidence
 from tarry.replay.proof import Witness
+from tarry.replay.rates import RateWatch, Schedule, schedule
 from tarry.replay.reasons import CountedOnHostError, NotReplayableError
 from tarry.runtime.sync import Runtime
 
@@ -85,10 +86,22 @@ class _Entry:
     arguments: _Arguments
     environment: Environment
     evidence: Evidence
+    rates: RateWatch
     generation: int
     confirmations: int = 1
+    schedule: Schedule | None = None
     replay: Any = None
     used: bool = False
+
+    def failing(self) -> int:
+        """The first check of its environment that fails, -1 if all hold."""
+        return self.environment.failing(with_rates=self.schedule is None)
+
+    def follows(self, other: _Entry) -> Schedule | None:
+        """How the numbers of this call follow from learning rates, if it has found all else as another one has."""
+        if self.evidence.difference(other.evidence, numbers=False) is not None:
+            return None
+        return schedule(other.rates, other.evidence.numbers, self.rates, self.evidence.numbers)
 
     def results(self, made: list[torch.Tensor], leaves: list[Any]) -> Any:
         """What the function would return."""
@@ -199,7 +212,7 @@ class StepFunction(Generic[P, T]):
         """The entry whose surroundings are as they were, among those with such arguments. Tells what is different."""
         failed = unproved = ""
         for entry in alike:
-            check = entry.environment.failing()
+            check = entry.failing()
             if check == -1 and entry.generation == self._runtime.generation:
                 if entry is not self._entries[0]:
                     self._entries.remove(entry)
@@ -223,9 +236,14 @@ class StepFunction(Generic[P, T]):
         events.emit("replay_guard_failed", function=self._name, reason=reason)
 
     def _replay(self, entry: _Entry, leaves: list[Any]) -> list[torch.Tensor] | None:
+        numbers = [] if entry.schedule is None else entry.schedule.evaluate()
+        if numbers is None:
+            assert entry.schedule is not None
+            self._guard_failed(entry.schedule.explain())
+            return None
         self._runtime.sync_all("before a replay")  # what fails there has nothing to do with this call
         try:
-            made = self._runtime.replay(entry.replay, leaves)
+            made = self._runtime.replay(entry.replay, leaves, numbers)
         except BaseException:
             self._entries.remove(entry)  # its nodes are part of what has failed
             raise
@@ -284,6 +302,12 @@ class StepFunction(Generic[P, T]):
             self._nothing_proved(f"its surroundings cannot be looked at: {type(error).__name__}: {error}")
             return self._call_only(call)
         generation = self._runtime.generation
+        steady = [
+            known
+            for known in alike
+            if known.generation == generation and known.environment.failing(with_rates=False) == -1
+        ]
+        counts_alone = self._counted is not None and self._counted.failing(with_hosts=False, with_rates=False) == -1
         witness = Witness(self._runtime, environment, arguments.leaves)
         try:
             with _Inside():
@@ -294,38 +318,45 @@ class StepFunction(Generic[P, T]):
         with self._lock:
             try:
                 arguments.check_unchanged(*flattened())
-                found = _Entry(arguments.without_tensors(), environment, witness.judge(result), generation)
+                found = _Entry(
+                    arguments.without_tensors(), environment, witness.judge(result), witness.rates, generation
+                )
             except CountedOnHostError as reason:
                 self._nothing_proved(str(reason))
-                self._count_on_device(environment, reason.optimizers)
+                if counts_alone:
+                    self._count_on_device(reason.optimizers)
+                else:
+                    self._counted = environment
             except NotReplayableError as reason:
                 self._forget(entry)
                 self._nothing_proved(str(reason))
             else:
-                self._learn(entry, found, alike)
+                self._learn(entry, found, alike, steady)
         return result
 
-    def _count_on_device(self, environment: Environment, optimizers: list[torch.optim.Optimizer]) -> None:
-        """Counting is all that stands in the way. Have it done on the device if that has come true twice in a row: a
-        function that is recorded anyway, for a learning rate that changes at every call, say, should stay as it is."""
-        before, self._counted = self._counted, environment
-        if before is None or before.failing(with_hosts=False) != -1:
-            return
+    def _count_on_device(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        """Counting is all that stands in the way, twice in a row. A function that is recorded anyway, for something
+        else that changes at every call, does not get here, and stays as it is."""
         count_on_device(optimizers)
         self._counted = None
         names = ", ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in optimizers))
         self._reason = f"{names} counted its steps on the host; from now on it does so on the device (capturable=True)"
         log.info("%s: %s", self._name, self._reason)
 
-    def _learn(self, before: _Entry | None, found: _Entry, alike: list[_Entry]) -> None:
-        """A call could be replayed. It will be, if as many before it did the same."""
-        if before is not None:
+    def _learn(self, before: _Entry | None, found: _Entry, alike: list[_Entry], steady: list[_Entry]) -> None:
+        """A call could be replayed. It will be, if as many before it did the same. `steady` are entries that were made
+        in surroundings which it has found unchanged, but for learning rates."""
+        if before is not None and before.rates.values == found.rates.values:
             difference = found.evidence.difference(before.evidence)
             if difference is None:
                 found.confirmations = before.confirmations + 1
+                found.schedule = before.schedule
             else:
                 self._nothing_proved(difference)
             self._forget(before)
+        elif (followed := self._follow(found, steady)) is not None:
+            found.confirmations = followed.confirmations + 1
+            self._forget(followed)
         elif (like := _same_step(found, alike)) is not None:
             # The same step with other numbers, and a guard that tells why: a learning rate was changed.
             found.confirmations = like.confirmations
@@ -334,12 +365,20 @@ class StepFunction(Generic[P, T]):
         elif alike and (len(alike) >= MAX_REPLAYS or not any(map(self._may_come_back, alike))):
             self._nothing_proved(self._reason)  # something is different at every call
         if found.confirmations >= self._warm_up:
-            found.replay = found.evidence.replay()
+            found.replay = found.evidence.replay(found.schedule.numbers if found.schedule else ())
         self._entries = [found, *filter(self._may_come_back, self._entries)][:MAX_REPLAYS]
+
+    def _follow(self, found: _Entry, steady: list[_Entry]) -> _Entry | None:
+        """An entry that a call differs from by learning rates alone, so that it shows what follows from them."""
+        for entry in steady:
+            if (found_schedule := found.follows(entry)) is not None:
+                found.schedule = found_schedule
+                return entry
+        return None
 
     def _may_come_back(self, entry: _Entry) -> bool:
         """Whether the guards of an entry can hold again: a replaced parameter is not waited for."""
-        check = entry.environment.failing()
+        check = entry.failing()
         return entry.generation == self._runtime.generation and (check == -1 or entry.environment.is_value(check))
 
     def _forget(self, entry: _Entry | None) -> None:

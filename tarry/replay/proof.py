@@ -21,6 +21,7 @@ from tarry.replay.contents import PLAIN
 from tarry.replay.environment import Environment
 from tarry.replay.evidence import Evidence, Made, Number, Place, Result
 from tarry.replay.host import HostWatch
+from tarry.replay.rates import RateWatch
 from tarry.replay.reasons import CountedOnHostError, NotReplayableError, where
 from tarry.runtime.sync import Runtime
 
@@ -65,8 +66,9 @@ class Witness:
         self._trace = C.Trace(self._device)
         runtime.observer = lambda batch: self._snapshots.append(C.Snapshot(batch, self._trace))
         self._host = HostWatch(self._trace)
+        self.rates = RateWatch(self._environment.rates)
         try:
-            with self._host:
+            with self._host, self.rates:
                 result = call()
             runtime.sync_all("end of a compiled function")
             self._reads, self._overwritten = self._trace.reads, self._trace.overwritten
@@ -301,7 +303,7 @@ class Witness:
 
     def _numbers(self, snapshot: Any) -> tuple[list[Number], int, list[tuple[int, int]]]:
         numbers = [
-            Number(argument[2], node["op"], where((node["file"], node["line"])))
+            Number(argument[1], argument[2], node["op"], where((node["file"], node["line"])))
             for node in snapshot.batch.raw()["nodes"]
             for argument in _flat(node["args"])
             if argument[0] in ("number", "wrapped")

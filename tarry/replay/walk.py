@@ -51,6 +51,7 @@ class Walk(Checks):
         self.tensor_paths: dict[int, str] = {}
         self.generators: list[tuple[str, Callable[[], str], str]] = []  # of random numbers: path, state now and then
         self.optimizers: list[torch.optim.Optimizer] = []
+        self.rates: list[dict[str, Any]] = []  # parameter groups
         self._function = function
         self._ownership = Ownership(function)
         self._known = known  # attributes that the code reads
@@ -199,7 +200,7 @@ class Walk(Checks):
         self.optimizers.append(optimizer)
         for name in ("param_groups", "state"):
             self.dict_item(content, name, f"{path}.{name}")
-        self._list(optimizer.param_groups, f"{path}.param_groups", depth)
+        self._groups(optimizer.param_groups, f"{path}.param_groups", depth)
         self.entries(optimizer.state, f"{path}.state")
         for parameter, state in optimizer.state.items():
             name = self.tensor_paths.get(id(parameter), "a parameter")
@@ -211,10 +212,23 @@ class Walk(Checks):
         if package_of(type(optimizer)) != "torch":
             self._of_class(optimizer, content, path, depth)
 
-    def _dict(self, container: dict[Any, Any], path: str, depth: int) -> None:
+    def _groups(self, groups: list[Any], path: str, depth: int) -> None:
+        """Parameter groups. Their learning rates may be followed: see tarry.replay.rates."""
+        for k, group in enumerate(groups):
+            inner = f"{path}[{k}]"
+            rate = next((key for key in group if key == "lr"), None) if type(group) is dict else None
+            if rate is None or type(group[rate]) is not float or id(group) in self._seen:
+                continue
+            self._seen[id(group)] = group
+            self.rates.append(group)
+            self.rate(group, rate, f"{inner}['lr']")
+            self._dict(group, inner, depth, rate)
+        self._list(groups, path, depth)
+
+    def _dict(self, container: dict[Any, Any], path: str, depth: int, rate: str | None = None) -> None:
         if self._is_too_long(container, path):
             return
-        self.entries(container, path)
+        self.entries(container, path, rate)
         for key, value in container.items():
             self.visit(value, f"{path}[{key!r}]" if isinstance(key, PLAIN) else f"{path}[...]", depth)
 

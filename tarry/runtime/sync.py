@@ -238,8 +238,9 @@ class Runtime:
         for device in range(self._native.device_count()):
             self._land(device)
 
-    def replay(self, replay: Any, arguments: list[Any]) -> list[torch.Tensor] | str:
-        """Run a step that was recorded before (`C.Replay`) again. Gives its results, or why it cannot be run now."""
+    def replay(self, replay: Any, arguments: list[Any], numbers: list[float]) -> list[torch.Tensor] | str:
+        """Run a step that was recorded before (`C.Replay`) again, with these numbers for those that it is to be given.
+        Gives its results, or why it cannot be run now."""
         refuse_apart()
         with self._lock:
             if self._in_flight:
@@ -247,7 +248,7 @@ class Runtime:
             self._land(replay.batch.device)
             if self._native.pending(replay.batch.device):
                 self.sync("before a replay", replay.batch.device)
-            results: list[torch.Tensor] | str = replay.arm(arguments)
+            results: list[torch.Tensor] | str = replay.arm(arguments, numbers)
             if isinstance(results, str):
                 return results
             replay.batch.unawaited = True

@@ -26,6 +26,6 @@ def peer() -> Iterator[Replayed]:
 def test_steps_are_replayed(program: Program, peer: Replayed) -> None:
     trainer = Trainer(program, peer)
     first = trainer.step()
-    last = trainer.steps(7)
+    last = trainer.steps(8)
     assert last < first
     assert trainer._train.replays >= 4, trainer._train.explain()  # type: ignore[attr-defined]

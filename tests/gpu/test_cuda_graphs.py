@@ -103,7 +103,8 @@ def test_dropout_on_the_device_is_captured() -> None:
 
 def _attention(x: Tensor) -> Tensor:
     q = x.view(2, 2, 32, 8).requires_grad_()
-    mixed = F.scaled_dot_product_attention(q, q * 2, q + 1, dropout_p=0.3, is_causal=True)
+    k, v = q.detach() * 2, q.detach() + 1
+    mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=0.3, is_causal=True)
     (gradient,) = torch.autograd.grad(mixed.square().sum(), q)
     return torch.stack([mixed, gradient])
 
@@ -130,7 +131,8 @@ def test_a_graph_draws_what_the_reference_path_draws(kind: str) -> None:
     assert "inductor/not_captured" not in tarry.metrics.counters()
     tarry.set_backend("eager", device="cuda")
     expected = run()
-    torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-3)
+    tolerance = 2e-2 if "bf16" in kind else 1e-3
+    torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
     assert len({tuple(each.flatten().tolist()) for each in ours}) == 8, "each step draws new numbers"
 
 

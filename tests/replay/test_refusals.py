@@ -342,17 +342,6 @@ def test_what_is_never_replayed_is_looked_at_more_and_more_rarely() -> None:
     assert "are recorded without looking" in step.explain()
 
 
-def test_a_rate_that_changes_in_every_call_is_right() -> None:
-    eager, watched = trainer("cpu"), trainer("tarry")
-    step = tarry.compile(watched.step)
-    for k, (x, y) in enumerate(batches(20)):
-        for t in (eager, watched):
-            t.optimizer.param_groups[0]["lr"] = 0.1 / (k + 1)
-        torch.testing.assert_close(step(x.to("tarry"), y.to("tarry")).cpu(), eager.step(x, y), rtol=1e-4, atol=1e-5)
-    assert step.replays == 0
-    torch.testing.assert_close(watched.state(), eager.state(), rtol=1e-4, atol=1e-5)
-
-
 def test_a_module_that_keeps_its_activations() -> None:
     class Keeping(nn.Module):
         last: Tensor | None = None

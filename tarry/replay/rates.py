@@ -1,0 +1,208 @@
+"""Learning rates that change from call to call: which numbers of a step follow from them, and how.
+
+A replay runs no Python that could compute `-lr` or `1 - lr * weight_decay`. So while a call is watched, the learning
+rates of its optimizers are floats that note what is computed from them. Two calls with different rates that did the
+same but for some numbers, each of which is the value of the same expression in both, tell how those numbers follow
+from the rates: all else that they could depend on is guarded. From then on a replay computes them.
+
+Values are matched, so expressions must be told apart by them: if two have the same value in both calls, or one has a
+value that did not change, nothing is concluded. Nor is anything if the call looks at a rate: compares it, converts it,
+prints it. (What C functions do with a float is not seen, as long as no number comes of it: `math.isclose`, say.)
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from tarry.replay.evidence import Number
+
+Expression: TypeAlias = tuple[Any, ...]
+"""("rate", which), ("number", value), or the name of an operator and the expressions that it takes."""
+
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv, "pow": operator.pow,
+    "neg": operator.neg,
+}  # fmt: skip
+_LOOKS = (
+    "bool", "eq", "ne", "lt", "le", "gt", "ge", "hash", "int", "float", "trunc", "floor", "ceil", "round", "abs",
+    "mod", "rmod", "divmod", "rdivmod", "floordiv", "rfloordiv", "str", "repr", "format",
+)  # fmt: skip
+
+
+class Rate(float):
+    """A learning rate, or what was computed from one."""
+
+    __slots__ = ("expression", "watch")
+
+    expression: Expression
+    watch: RateWatch
+
+    def _made(self, value: Any, expression: Expression) -> Any:
+        return value if type(value) is not float else _rate(value, expression, self.watch)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return float, (float.__float__(self),)  # copied and stored as what it looks like
+
+    def __neg__(self) -> Any:
+        return self._made(float.__neg__(self), ("neg", self.expression))
+
+
+def _rate(value: float, expression: Expression, watch: RateWatch) -> Rate:
+    made = Rate(value)
+    made.expression, made.watch = expression, watch
+    watch.computed[expression] = value
+    return made
+
+
+def _binary(name: str, reflected: bool) -> Callable[[Rate, Any], Any]:
+    plain = getattr(float, f"__r{name}__" if reflected else f"__{name}__")
+
+    def compute(self: Rate, other: Any, *modulo: Any) -> Any:
+        value = plain(self, other, *modulo)
+        if type(other) not in (int, float, Rate) or modulo or value is NotImplemented:
+            return value
+        theirs = other.expression if isinstance(other, Rate) else ("number", other)
+        if theirs[0] == "number" and other == 0 and name == "mul":
+            return value  # the same whatever the rate is
+        if theirs[0] == "number" and other == 1 and not reflected and name in ("mul", "truediv", "pow"):
+            return self
+        operands = (theirs, self.expression) if reflected else (self.expression, theirs)
+        return self._made(value, (name, *operands))
+
+    return compute
+
+
+def _look(name: str) -> Callable[..., Any]:
+    plain = getattr(float, f"__{name}__")
+
+    def look(self: Rate, *args: Any) -> Any:
+        self.watch.looked_at = True
+        return plain(self, *args)
+
+    return look
+
+
+for _name in ("add", "sub", "mul", "truediv", "pow"):
+    setattr(Rate, f"__{_name}__", _binary(_name, reflected=False))
+    setattr(Rate, f"__r{_name}__", _binary(_name, reflected=True))
+for _name in _LOOKS:
+    setattr(Rate, f"__{_name}__", _look(_name))
+
+
+class RateWatch:
+    """Within the block, the learning rates of parameter groups are of type Rate. `groups` have floats as rates."""
+
+    def __init__(self, groups: Sequence[dict[str, Any]]) -> None:
+        self.groups = list(groups)
+        self.values: list[float] = [group["lr"] for group in self.groups]
+        self.leaders = [self.values.index(value) for value in self.values]
+        """Per group: the first one with the same rate. It stands for all of them."""
+        self.computed: dict[Expression, float] = {}
+        self.looked_at = False  # compared, say: what the call does may depend on it
+
+    def __enter__(self) -> RateWatch:
+        self._lent = [
+            _rate(value, ("rate", leader), self) for value, leader in zip(self.values, self.leaders, strict=True)
+        ]
+        for group, rate in zip(self.groups, self._lent, strict=True):
+            group["lr"] = rate
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for group, lent, value in zip(self.groups, self._lent, self.values, strict=True):
+            if group.get("lr") is lent:
+                group["lr"] = value
+        self._lent = []
+
+    def expressions(self, varying: Iterable[int]) -> dict[str, set[Expression]]:
+        """What depends on these rates, by value."""
+        rates = set(varying)
+        found: dict[str, set[Expression]] = {}
+        for expression, value in self.computed.items():
+            if not rates.isdisjoint(_rates_in(expression)):
+                found.setdefault(repr(value), set()).add(expression)
+        return found
+
+
+def _rates_in(expression: Expression) -> set[int]:
+    match expression:
+        case ("rate", index):
+            return {index}
+        case ("number", _):
+            return set()
+        case (_, *operands):
+            return {index for operand in operands for index in _rates_in(operand)}
+    raise AssertionError(expression)
+
+
+def _evaluate(expression: Expression, rates: Sequence[float]) -> float:
+    match expression:
+        case ("rate", index):
+            return rates[index]
+        case ("number", value):
+            return value
+        case (name, *operands):
+            result: float = _OPERATORS[name](*(_evaluate(operand, rates) for operand in operands))
+            return result
+    raise AssertionError(expression)
+
+
+@dataclass
+class Schedule:
+    """How numbers of a step follow from learning rates."""
+
+    groups: list[dict[str, Any]]
+    leaders: list[int]
+    fixed: list[tuple[int, float]]  # groups whose rates have not been seen to change
+    expressions: list[Expression]  # each once
+    numbers: list[int]  # places of the numbers that follow from rates,
+    follows: list[int]  # ... and by which expression
+
+    def evaluate(self) -> list[float] | None:
+        """The numbers for the rates of now; None if that cannot be told."""
+        rates = [group["lr"] for group in self.groups]
+        if any(rates[k] != value for k, value in self.fixed):
+            return None
+        if any(rates[leader] != rate for leader, rate in zip(self.leaders, rates, strict=True)):
+            return None
+        try:
+            values = [_evaluate(expression, rates) for expression in self.expressions]
+        except ArithmeticError:
+            return None
+        return [values[k] for k in self.follows] if all(type(value) is float for value in values) else None
+
+    def explain(self) -> str:
+        """Why evaluate() gives None."""
+        return "learning rates of an optimizer that were the same, or did not change, have changed"
+
+
+def schedule(before: RateWatch, earlier: Sequence[Number], now: RateWatch, later: Sequence[Number]) -> Schedule | None:
+    """How the numbers of two calls that did the same follow from their rates; None if that is not clear."""
+    same_groups = len(before.groups) == len(now.groups) and all(map(operator.is_, before.groups, now.groups))
+    if not same_groups or before.leaders != now.leaders or before.looked_at or now.looked_at:
+        return None
+    varying = {k for k, (a, b) in enumerate(zip(before.values, now.values, strict=True)) if a != b}
+    if not varying:
+        return None
+    first, second = before.expressions(varying), now.expressions(varying)
+    follows: dict[int, Expression] = {}
+    for a, b in zip(earlier, later, strict=True):
+        candidates = first.get(repr(a.value), set()) & second.get(repr(b.value), set())
+        unchanged = type(a.value) is type(b.value) and repr(a.value) == repr(b.value)
+        if unchanged and not candidates:
+            continue
+        if unchanged or len(candidates) != 1 or type(b.value) is not float:
+            return None
+        follows[b.index] = candidates.pop()
+    expressions = list(dict.fromkeys(follows.values()))
+    return Schedule(
+        now.groups,
+        now.leaders,
+        [(k, value) for k, value in enumerate(now.values) if now.leaders[k] not in varying],
+        expressions,
+        list(follows),
+        [expressions.index(expression) for expression in follows.values()],
+    )
