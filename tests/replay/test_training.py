@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tarry
+from tarry.examples.train_gpt import GPT, GPTConfig
 from tests.replay.training import Trainer, batches, mlp, sgd, trainer
 from tests.support import tarry_only
 
@@ -310,3 +312,41 @@ def test_autocast_and_checkpointing_inside() -> None:
     expected, losses = run(eager, "cpu"), run(watched, "tarry", step)
     assert step.replays >= STEPS - RECORDED, step.explain()
     torch.testing.assert_close(losses, expected, rtol=2e-2, atol=2e-2)
+
+
+def _train_gpt(steps: int, compiled: bool) -> tuple[list[float], int]:
+    """What real training has: groups for weight decay, warm-up and cosine, accumulation, clipping, bf16 autocast,
+    activation checkpointing, dropout."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocabulary=20, layers=2, width=16, context=16, dropout=0.1, recompute=True)).to("tarry")
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": [p for p in model.parameters() if p.dim() < 2]}]
+    optimizer = torch.optim.AdamW(groups, lr=3e-3, weight_decay=0.0)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: min(1, (k + 1) / 5) * (1 + math.cos(k / 30)))
+
+    def step(tokens: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        total = torch.zeros((), device="tarry")
+        for part in tokens.unbind(0):
+            with torch.autocast("tarry", dtype=torch.bfloat16):
+                loss = F.cross_entropy(model(part[:, :-1]).flatten(0, 1), part[:, 1:].flatten()) / len(tokens)
+            loss.backward()
+            total = total + loss.detach()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return total
+
+    called: Any = tarry.compile(step) if compiled else step
+    data = torch.Generator().manual_seed(1)
+    losses = []
+    for _ in range(steps):
+        losses.append(called(torch.randint(20, (2, 3, 17), generator=data).to("tarry")).item())
+        scheduler.step()
+    return losses, called.replays if compiled else 0
+
+
+def test_real_training_is_replayed() -> None:
+    expected, _ = _train_gpt(STEPS, compiled=False)
+    losses, replays = _train_gpt(STEPS, compiled=True)
+    assert replays == STEPS - RECORDED
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-3, atol=1e-3)
