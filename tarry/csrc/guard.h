@@ -45,7 +45,7 @@ class Guard {
   // A value is compared by identity or, if it is a plain one (a number, a string, a tuple of them), as a value.
   void dict_item(pybind11::handle dict, pybind11::handle key, pybind11::handle expected);
   // All that is in a dict, in order: without looking anything up, which would hash tensors in Python. What is under the key `rate`
-  // may be anything.
+  // may be anything: see rate().
   void dict_entries(pybind11::handle dict, pybind11::handle rate);
   // A float that may be another if failing() is told so.
   void rate(pybind11::handle dict, pybind11::handle key, pybind11::handle expected);

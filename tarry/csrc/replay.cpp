@@ -177,7 +177,8 @@ Replay::Replay(const Snapshot& snapshot, Plan plan) : batch_(copy_batch(*snapsho
   std::vector<std::pair<uint32_t, uint32_t>> places; // of all numbers
   for (uint32_t i = 0; i < batch_->order.size(); ++i) {
     const Node& node = *batch_->order[i];
-    for (uint32_t k = 0; !plan_.numbers.empty() && !node.is_leaf() && k < count_numbers(node); ++k) {
+    const size_t count = node.is_leaf() ? 0 : count_numbers(node);
+    for (uint32_t k = 0; k < count; ++k) {
       places.emplace_back(i, k);
     }
   }

@@ -26,8 +26,10 @@ def host_counts(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 def count_on_device(optimizers: Iterable[torch.optim.Optimizer]) -> None:
     """Have the optimizers count on the device of their parameters, as with `capturable=True`."""
     for optimizer in optimizers:
+        # With a GPU around, it would warn that it is capturable for nothing (seen in torch 2.11 to 2.13).
+        optimizer.__dict__["_warned_capturable_if_run_uncaptured"] = True
         for group in filter(_may_move, optimizer.param_groups):
-            group["capturable"] = True
+            group["capturable"] = optimizer.defaults["capturable"] = True
             for parameter in group["params"]:
                 state = optimizer.state.get(parameter, {})
                 state.update({key: v.to(parameter.device) for key, v in state.items() if _is_count(v)})

@@ -47,22 +47,26 @@ class Environment:
         self.names: dict[int, str] = {id(t): walk.tensor_paths[k] for k, t in walk.tensors.items()}
         self._devices = default_devices()
         self._host_versions = [(t, t._version) for t in self.tensors if t.device.type != "tarry"]
+        self.counts = {id(count): optimizer for optimizer in walk.optimizers for count in host_counts(optimizer)}
+        """Of steps, on the host, by id."""
 
     @property
     def rates(self) -> list[dict[str, Any]]:
-        """Parameter groups whose learning rates are floats."""
-        return self._walk.rates
+        """Parameter groups whose learning rates can be followed."""
+        return [] if self._walk.looks_at_rates else self._walk.rates
 
     def __len__(self) -> int:
         return len(self._walk.guard)
 
-    def failing(self, with_gradients: bool = True, with_hosts: bool = True, with_rates: bool = True) -> int:
-        """The number of the first check that fails, -1 if all hold, less if something is switched on or off."""
+    def failing(self, with_gradients: bool = True, with_counts: bool = True, with_rates: bool = True) -> int:
+        """The number of the first check that fails, -1 if all hold, less if something is switched on or off. Unless
+        told so, gradients may come and go, steps may have been counted, and learning rates that can be followed may be
+        others."""
         if default_devices() != self._devices:
             return -2
-        if with_hosts and self._host_versions and self.changed_host_tensor() is not None:
+        if self._host_versions and self.changed_host_tensor(with_counts) is not None:
             return -3
-        found: int = self._walk.guard.failing(with_gradients, with_rates)
+        found: int = self._walk.guard.failing(with_gradients, with_rates or self._walk.looks_at_rates)
         return found
 
     def is_value(self, check: int) -> bool:
@@ -98,15 +102,17 @@ class Environment:
                 return path
         return None
 
-    def changed_host_tensor(self) -> str | None:
+    def changed_host_tensor(self, with_counts: bool = True) -> str | None:
         """The name of a host tensor that was written since."""
-        return next((self.names[id(t)] for t, version in self._host_versions if t._version != version), None)
+        for tensor, version in self._host_versions:
+            if tensor._version != version and (with_counts or id(tensor) not in self.counts):
+                return self.names[id(tensor)]
+        return None
 
     def counted_on_host(self) -> list[torch.optim.Optimizer]:
-        """The optimizers that have counted steps on the host since, if no other host tensor was written."""
-        written = {id(t) for t, version in self._host_versions if t._version != version}
-        counts = {id(t): o for o in self._walk.optimizers for t in host_counts(o) if id(t) in written}
-        return list(dict.fromkeys(counts.values())) if len(counts) == len(written) else []
+        """The optimizers that have counted steps on the host since."""
+        written = {id(tensor) for tensor, version in self._host_versions if tensor._version != version}
+        return list(dict.fromkeys(optimizer for count, optimizer in self.counts.items() if count in written))
 
 
 def _look(kind: str, obj: Any, key: Any) -> Any:

@@ -152,7 +152,7 @@ class StepFunction(Generic[P, T]):
         self._attribute = ""  # the name under which a class has it
         self._fruitless = 0  # calls in a row that were watched and proved nothing
         self._pause = 0  # calls that are not watched
-        self._counted: Environment | None = None  # of the last call that failed for counting steps on the host alone
+        self._counted: tuple[Environment, Evidence] | None = None  # of the last call, if it failed for a count alone
         self._reason = _NOT_CALLED
         self.recorded = 0
         """Calls that ran the function's Python."""
@@ -307,7 +307,9 @@ class StepFunction(Generic[P, T]):
             for known in alike
             if known.generation == generation and known.environment.failing(with_rates=False) == -1
         ]
-        counts_alone = self._counted is not None and self._counted.failing(with_hosts=False, with_rates=False) == -1
+        counted, self._counted = self._counted, None
+        if counted is not None and counted[0].failing(with_counts=False, with_rates=False) != -1:
+            counted = None
         witness = Witness(self._runtime, environment, arguments.leaves)
         try:
             with _Inside():
@@ -323,10 +325,10 @@ class StepFunction(Generic[P, T]):
                 )
             except CountedOnHostError as reason:
                 self._nothing_proved(str(reason))
-                if counts_alone:
+                if counted is not None and reason.evidence.difference(counted[1], numbers=False) is None:
                     self._count_on_device(reason.optimizers)
                 else:
-                    self._counted = environment
+                    self._counted = environment, reason.evidence
             except NotReplayableError as reason:
                 self._forget(entry)
                 self._nothing_proved(str(reason))
@@ -338,7 +340,6 @@ class StepFunction(Generic[P, T]):
         """Counting is all that stands in the way, twice in a row. A function that is recorded anyway, for something
         else that changes at every call, does not get here, and stays as it is."""
         count_on_device(optimizers)
-        self._counted = None
         names = ", ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in optimizers))
         self._reason = f"{names} counted its steps on the host; from now on it does so on the device (capturable=True)"
         log.info("%s: %s", self._name, self._reason)
@@ -365,7 +366,7 @@ class StepFunction(Generic[P, T]):
         elif alike and (len(alike) >= MAX_REPLAYS or not any(map(self._may_come_back, alike))):
             self._nothing_proved(self._reason)  # something is different at every call
         if found.confirmations >= self._warm_up:
-            found.replay = found.evidence.replay(found.schedule.numbers if found.schedule else ())
+            found.replay = found.evidence.replay(found.schedule.places if found.schedule else ())
         self._entries = [found, *filter(self._may_come_back, self._entries)][:MAX_REPLAYS]
 
     def _follow(self, found: _Entry, steady: list[_Entry]) -> _Entry | None:

@@ -7,7 +7,7 @@ numbers, they are constants of a replay if consecutive calls have made the same.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Set
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from tarry.native import C
 from tarry.replay.code import is_foreign
 from tarry.replay.contents import PLAIN
+from tarry.replay.rates import note_rates
 from tarry.replay.reasons import NotReplayableError, where
 
 _READS = {
@@ -29,11 +30,13 @@ _LONGEST_LITERAL = 4096
 
 
 class HostWatch(TorchFunctionMode):
-    """Within the block, notes the first read of a host tensor's value, the first change of one, and all literals."""
+    """Within the block, notes the first read of a host tensor's value, the first change of one, and all literals.
+    `ignored` are host tensors, by id, that may be read and changed."""
 
-    def __init__(self, trace: Any) -> None:
+    def __init__(self, trace: Any, ignored: Set[int]) -> None:
         super().__init__()
         self._trace = trace
+        self._ignored = ignored
         self._found = ""
         self._literals: dict[int, torch.Tensor] = {}  # on the host, by id
 
@@ -54,23 +57,32 @@ class HostWatch(TorchFunctionMode):
     def check(self) -> None:
         """Raise what was found."""
         for tensor, location in self._reads.found:
-            if not self._found and id(tensor) not in self._literals:
+            if not self._found and id(tensor) not in self._literals and id(tensor) not in self._ignored:
                 self._found = _read(where(location))
         if self._found:
             raise NotReplayableError(self._found)
 
+    def _is_on_host(self, args: Any) -> bool:
+        """Whether the first argument, or something in it, is on the host."""
+        first = args[0] if args else None
+        return any(
+            isinstance(value, torch.Tensor) and value.device.type == "cpu" and id(value) not in self._ignored
+            for value in (first if isinstance(first, list | tuple) else (first,))
+        )
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if not self._found:
-            if name in _READS and any(_on_host(args)):
+            if name in _READS and self._is_on_host(args):
                 self._found = _read(_user_line())
-            elif _writes(name, kwargs) and any(_on_host(args)):
+            elif _writes(name, kwargs) and self._is_on_host(args):
                 self._found = (
                     f"it changes a host tensor at {_user_line()}, which a replay would not. If it is an optimizer's "
                     f"step count, give the optimizer capturable=True"
                 )
         result = func(*args, **(kwargs or {}))
         if name in _LITERALS and isinstance(result, torch.Tensor):
+            note_rates([*args, *(kwargs or {}).values()])
             host = result if result.device.type == "cpu" else self._trace.upload_of(result)
             if host is not None and _is_plain([*args, *(kwargs or {}).values()]):
                 self._literals[id(host)] = host
@@ -92,13 +104,6 @@ def _writes(name: str, kwargs: Any) -> bool:
     in_place = name.endswith("_") and not name.endswith("__")
     operator = name == "__setitem__" or (name.startswith("__i") and name not in ("__index__", "__int__", "__invert__"))
     return in_place or operator or bool(kwargs and kwargs.get("out") is not None)
-
-
-def _on_host(args: Any) -> Iterator[bool]:
-    """Of what is written: the first argument."""
-    first = args[0] if args else None
-    for value in first if isinstance(first, list | tuple) else (first,):
-        yield isinstance(value, torch.Tensor) and value.device.type == "cpu"
 
 
 def _user_line() -> str:

@@ -65,7 +65,7 @@ class Witness:
         self._closures = runtime.closures_added
         self._trace = C.Trace(self._device)
         runtime.observer = lambda batch: self._snapshots.append(C.Snapshot(batch, self._trace))
-        self._host = HostWatch(self._trace)
+        self._host = HostWatch(self._trace, self._environment.counts.keys())
         self.rates = RateWatch(self._environment.rates)
         try:
             with self._host, self.rates:
@@ -96,7 +96,7 @@ class Witness:
         targets = self._targets(snapshot)
         numbers, draws, seeds = self._numbers(snapshot)
         written = {serial for serial in snapshot.root_serials if serial and serial < self._first_serial}
-        return Evidence(
+        evidence = Evidence(
             snapshot,
             snapshot.batch.structure(),
             {
@@ -117,12 +117,15 @@ class Witness:
             hosts,
             [t for t in self._environment.tensors if C.storage_serial(t) in written],
         )
+        counted = self._environment.counted_on_host()
+        if counted:  # the last obstacle: it may be moved out of the way
+            raise CountedOnHostError(self._environment.changed_host_tensor(), counted, evidence)
+        return evidence
 
     def _check_conduct(self) -> None:
         """What the call must not do, whatever its graph is."""
-        name = self._environment.changed_host_tensor()
-        counted = self._environment.counted_on_host() if name is not None else []
-        if name is not None and not counted:
+        name = self._environment.changed_host_tensor(with_counts=False)
+        if name is not None:
             advice = ": give the optimizer capturable=True" if name.endswith("['step']") else ""
             raise NotReplayableError(f"it changes {name}, a tensor on the host, which a replay would not{advice}")
         if self._reads:
@@ -130,8 +133,7 @@ class Witness:
                 f"it reads a value at {where(self._reads[0])}, which a replay would not. Return the tensor, and read "
                 f"it outside of the function"
             )
-        if not counted:  # else it has found the count
-            self._host.check()  # after the above: a value that is read is a host tensor for a moment
+        self._host.check()  # after the above: a value that is read is a host tensor for a moment
         if self._runtime.closures_added != self._closures:
             raise NotReplayableError("it adds a step closure, which a replay would not. Add it outside of the function")
         if self._overwritten:
@@ -139,7 +141,7 @@ class Witness:
                 f"it copies a host tensor into an existing one at {where(self._overwritten[0])}. Pass the host tensor "
                 f"as an argument, and move it with .to('tarry')"
             )
-        changed = self._environment.failing(with_gradients=False, with_hosts=not counted)
+        changed = self._environment.failing(with_gradients=False, with_counts=False)
         if changed != -1:
             raise NotReplayableError(f"it changes its surroundings: {self._environment.explain(changed)}")
         if _host_rng() != self._host_rng:
@@ -160,8 +162,6 @@ class Witness:
             raise NotReplayableError("it depends on a step that was interrupted, or failed")
         if self._snapshots[0].batch.device != self._device:
             raise NotReplayableError("it computes on another device than the current one")
-        if name is not None and counted:  # the last obstacle: it may be moved out of the way
-            raise CountedOnHostError(name, counted)
 
     def _places_of_arguments(self) -> None:
         self._arguments: dict[int, int] = {}

@@ -6,13 +6,16 @@ same but for some numbers, each of which is the value of the same expression in 
 from the rates: all else that they could depend on is guarded. From then on a replay computes them.
 
 Values are matched, so expressions must be told apart by them: if two have the same value in both calls, or one has a
-value that did not change, nothing is concluded. Nor is anything if the call looks at a rate: compares it, converts it,
-prints it. (What C functions do with a float is not seen, as long as no number comes of it: `math.isclose`, say.)
+value that did not change, nothing is concluded. Nor is anything if the call does more with a rate than arithmetic:
+compares it, converts it, prints it, makes a tensor of it. What C functions do with a float is not seen, so only torch's
+own optimizers are followed, which call none, in functions whose code does not look at rates itself.
 """
 
 from __future__ import annotations
 
+import math
 import operator
+import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -28,8 +31,9 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 _LOOKS = (
     "bool", "eq", "ne", "lt", "le", "gt", "ge", "hash", "int", "float", "trunc", "floor", "ceil", "round", "abs",
-    "mod", "rmod", "divmod", "rdivmod", "floordiv", "rfloordiv", "str", "repr", "format",
+    "mod", "rmod", "divmod", "rdivmod", "floordiv", "rfloordiv", "str", "repr", "format", "pos", "getnewargs",
 )  # fmt: skip
+_NAMES = frozenset({"lr", "param_groups", "get_last_lr", "state_dict", "defaults"})
 
 
 class Rate(float):
@@ -40,10 +44,17 @@ class Rate(float):
     expression: Expression
     watch: RateWatch
 
-    def _made(self, value: Any, expression: Expression) -> Any:
-        return value if type(value) is not float else _rate(value, expression, self.watch)
+    def _made(self, value: Any, expression: Expression | None) -> Any:
+        """What was computed from it. Without an expression, nobody knows how."""
+        if self.watch.is_over or value is NotImplemented:
+            return value
+        if expression is None or type(value) is not float:
+            self.watch.looked_at = True
+            return value
+        return _rate(value, expression, self.watch)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        self.watch.looked_at = True
         return float, (float.__float__(self),)  # copied and stored as what it looks like
 
     def __neg__(self) -> Any:
@@ -62,13 +73,16 @@ def _binary(name: str, reflected: bool) -> Callable[[Rate, Any], Any]:
 
     def compute(self: Rate, other: Any, *modulo: Any) -> Any:
         value = plain(self, other, *modulo)
-        if type(other) not in (int, float, Rate) or modulo or value is NotImplemented:
-            return value
-        theirs = other.expression if isinstance(other, Rate) else ("number", other)
-        if theirs[0] == "number" and other == 0 and name == "mul":
-            return value  # the same whatever the rate is
-        if theirs[0] == "number" and other == 1 and not reflected and name in ("mul", "truediv", "pow"):
-            return self
+        if isinstance(other, Rate) and other.watch is self.watch:
+            theirs = other.expression
+        elif type(other) in (int, float) and not modulo:
+            theirs = ("number", other)
+            if other == 0 and name == "mul":
+                return value  # the same whatever the rate is
+            if other == 1 and not reflected and name in ("mul", "truediv", "pow"):
+                return self
+        else:
+            return self._made(value, None)
         operands = (theirs, self.expression) if reflected else (self.expression, theirs)
         return self._made(value, (name, *operands))
 
@@ -76,7 +90,8 @@ def _binary(name: str, reflected: bool) -> Callable[[Rate, Any], Any]:
 
 
 def _look(name: str) -> Callable[..., Any]:
-    plain = getattr(float, f"__{name}__")
+    plain = getattr(float, name)
+    plain = getattr(plain, "__get__", plain) if name in ("real", "imag") else plain
 
     def look(self: Rate, *args: Any) -> Any:
         self.watch.looked_at = True
@@ -88,8 +103,30 @@ def _look(name: str) -> Callable[..., Any]:
 for _name in ("add", "sub", "mul", "truediv", "pow"):
     setattr(Rate, f"__{_name}__", _binary(_name, reflected=False))
     setattr(Rate, f"__r{_name}__", _binary(_name, reflected=True))
-for _name in _LOOKS:
-    setattr(Rate, f"__{_name}__", _look(_name))
+for _name in (*(f"__{name}__" for name in _LOOKS), "conjugate", "is_integer", "hex", "as_integer_ratio"):
+    setattr(Rate, _name, _look(_name))
+for _name in ("real", "imag"):
+    setattr(Rate, _name, property(_look(_name)))
+
+
+def looks_at_rates(code: types.CodeType) -> bool:
+    """Whether code names learning rates, or that which has them."""
+    words = {*code.co_names}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType) and looks_at_rates(constant):
+            return True
+        items = constant if isinstance(constant, tuple | frozenset) else (constant,)
+        words.update(item for item in items if isinstance(item, str))
+    return not _NAMES.isdisjoint(words)
+
+
+def note_rates(value: Any) -> None:
+    """Something else than arithmetic is done with this: a rate in it may have been rounded, or looked at."""
+    if isinstance(value, Rate):
+        value.watch.looked_at = True
+    elif isinstance(value, list | tuple):
+        for item in value:
+            note_rates(item)
 
 
 class RateWatch:
@@ -102,6 +139,7 @@ class RateWatch:
         """Per group: the first one with the same rate. It stands for all of them."""
         self.computed: dict[Expression, float] = {}
         self.looked_at = False  # compared, say: what the call does may depend on it
+        self.is_over = False
 
     def __enter__(self) -> RateWatch:
         self._lent = [
@@ -112,9 +150,11 @@ class RateWatch:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self.is_over = True
         for group, lent, value in zip(self.groups, self._lent, self.values, strict=True):
-            if group.get("lr") is lent:
-                group["lr"] = value
+            for key, now in group.items():
+                if isinstance(now, Rate):
+                    group[key] = value if now is lent else float.__float__(now)
         self._lent = []
 
     def expressions(self, varying: Iterable[int]) -> dict[str, set[Expression]]:
@@ -158,13 +198,13 @@ class Schedule:
     leaders: list[int]
     fixed: list[tuple[int, float]]  # groups whose rates have not been seen to change
     expressions: list[Expression]  # each once
-    numbers: list[int]  # places of the numbers that follow from rates,
-    follows: list[int]  # ... and by which expression
+    places: list[int]  # of the numbers that follow from rates, among all,
+    expression_of: list[int]  # ... and by which expression
 
     def evaluate(self) -> list[float] | None:
         """The numbers for the rates of now; None if that cannot be told."""
         rates = [group["lr"] for group in self.groups]
-        if any(rates[k] != value for k, value in self.fixed):
+        if any(rates[k] != value for k, value in self.fixed) or not all(map(math.isfinite, rates)):
             return None
         if any(rates[leader] != rate for leader, rate in zip(self.leaders, rates, strict=True)):
             return None
@@ -172,7 +212,7 @@ class Schedule:
             values = [_evaluate(expression, rates) for expression in self.expressions]
         except ArithmeticError:
             return None
-        return [values[k] for k in self.follows] if all(type(value) is float for value in values) else None
+        return [values[k] for k in self.expression_of] if all(type(value) is float for value in values) else None
 
     def explain(self) -> str:
         """Why evaluate() gives None."""

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
+
+if TYPE_CHECKING:
+    from tarry.replay.evidence import Evidence
 
 
 class NotReplayableError(Exception):
@@ -12,11 +17,12 @@ class NotReplayableError(Exception):
 class CountedOnHostError(NotReplayableError):
     """All that stands in the way is that optimizers count their steps on the host."""
 
-    def __init__(self, name: str, optimizers: list[torch.optim.Optimizer]) -> None:
+    def __init__(self, name: str | None, optimizers: list[torch.optim.Optimizer], evidence: Evidence) -> None:
         super().__init__(
             f"it changes {name}, a tensor on the host, which a replay would not: give the optimizer capturable=True"
         )
         self.optimizers = optimizers
+        self.evidence = evidence
 
 
 def where(location: tuple[str, int]) -> str:

@@ -22,11 +22,13 @@ from typing import Any
 import numpy
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from tarry.replay.checks import Checks
 from tarry.replay.classes import MAKING, attributes_of, is_steady, methods_of
 from tarry.replay.code import NO_NAMES, Chain, Names, Ownership, names_in, package_of
 from tarry.replay.contents import GENERATORS, MAX_BYTES, PLAIN, Contents, state_reader
+from tarry.replay.rates import looks_at_rates
 from tarry.replay.reasons import NotReplayableError
 
 MAX_ITEMS = 10_000
@@ -51,7 +53,8 @@ class Walk(Checks):
         self.tensor_paths: dict[int, str] = {}
         self.generators: list[tuple[str, Callable[[], str], str]] = []  # of random numbers: path, state now and then
         self.optimizers: list[torch.optim.Optimizer] = []
-        self.rates: list[dict[str, Any]] = []  # parameter groups
+        self.rates: list[dict[str, Any]] = []  # parameter groups of torch's own optimizers
+        self.looks_at_rates = False
         self._function = function
         self._ownership = Ownership(function)
         self._known = known  # attributes that the code reads
@@ -150,6 +153,8 @@ class Walk(Checks):
         """Look at an object, once, by what it is."""
         if isinstance(value, str):
             self._strings.add(value)
+        elif isinstance(value, LRScheduler):
+            self.looks_at_rates = True
         if isinstance(value, PLAIN) or id(value) in self._seen or depth > MAX_DEPTH:
             return
         self._seen[id(value)] = value
@@ -200,7 +205,9 @@ class Walk(Checks):
         self.optimizers.append(optimizer)
         for name in ("param_groups", "state"):
             self.dict_item(content, name, f"{path}.{name}")
-        self._groups(optimizer.param_groups, f"{path}.param_groups", depth)
+        if package_of(type(optimizer)) == "torch":
+            self._rates(optimizer.param_groups, f"{path}.param_groups", depth)
+        self._list(optimizer.param_groups, f"{path}.param_groups", depth)
         self.entries(optimizer.state, f"{path}.state")
         for parameter, state in optimizer.state.items():
             name = self.tensor_paths.get(id(parameter), "a parameter")
@@ -212,8 +219,8 @@ class Walk(Checks):
         if package_of(type(optimizer)) != "torch":
             self._of_class(optimizer, content, path, depth)
 
-    def _groups(self, groups: list[Any], path: str, depth: int) -> None:
-        """Parameter groups. Their learning rates may be followed: see tarry.replay.rates."""
+    def _rates(self, groups: list[Any], path: str, depth: int) -> None:
+        """Parameter groups whose learning rates may be followed: see tarry.replay.rates."""
         for k, group in enumerate(groups):
             inner = f"{path}[{k}]"
             rate = next((key for key in group if key == "lr"), None) if type(group) is dict else None
@@ -223,7 +230,6 @@ class Walk(Checks):
             self.rates.append(group)
             self.rate(group, rate, f"{inner}['lr']")
             self._dict(group, inner, depth, rate)
-        self._list(groups, path, depth)
 
     def _dict(self, container: dict[Any, Any], path: str, depth: int, rate: str | None = None) -> None:
         if self._is_too_long(container, path):
@@ -299,6 +305,7 @@ class Walk(Checks):
         if self._ownership.is_foreign(code.co_filename):
             return
         names = names_in(code)
+        self.looks_at_rates = self.looks_at_rates or names.any_attribute or looks_at_rates(code)
         self._attributes |= names.attributes
         self._follow(names.chains, function)
         if function.__name__ not in MAKING:  # which only sets up what is new

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import tarry
 from tarry.replay.evidence import Number
@@ -125,38 +128,85 @@ def test_any_rates_are_right(make: Callable[[nn.Module], Optimizer], rates: Rate
     compare(make, rates)
 
 
-# ---- functions that look at rates themselves
+# ---- functions that do something with rates themselves
 
-
-
-
-LOOKS: dict[str, tuple[Callable[[float, Tensor], Any], bool]] = {
+Look = Callable[[float, Tensor], Any]
+LOOKS: dict[str, tuple[Look, bool]] = {
     "a product": (lambda rate, x: x * rate, True),
     "a list": (lambda rate, x: torch._foreach_mul([x, x], [rate, 2 - rate])[1], True),
     "a power": (lambda rate, x: x * (2**rate) + rate**2 / 3, True),
     "a quotient": (lambda rate, x: x + (-rate) / 7 - 3 / (1 + rate), True),
+    "a product with itself": (lambda rate, x: x * (rate * rate), True),
     "a comparison": (lambda rate, x: x * 2 if rate > 0.04 else x * 3, False),
     "truth": (lambda rate, x: x * 2 if rate else x * 3, False),
     "the larger": (lambda rate, x: x * max(rate, 0.04), False),
+    "the larger of a product": (lambda rate, x: x * max(rate * 2, 0.3), False),
+    "a number of numpy's": (lambda rate, x: x * float(max(rate * numpy.float64(2), 0.3)), False),
+    "a product with a bool": (lambda rate, x: x * max(rate * True, 0.3), False),
+    "a sign": (lambda rate, x: x * max((+rate).real, 0.3), False),
+    "a copy": (lambda rate, x: x * max(copy.deepcopy(rate), 0.3), False),
     "a conversion": (lambda rate, x: x * (float(rate) + 1), False),
     "an integer": (lambda rate, x: x * int(rate * 100), False),
     "rounding": (lambda rate, x: x * round(rate, 1), False),
     "a tensor": (lambda rate, x: x * torch.tensor(rate, device=x.device), False),
+    "a tensor on the host": (lambda rate, x: x * torch.full((3,), rate, dtype=torch.bfloat16).to(x.device), False),
     "text": (lambda rate, x: x * len(f"{rate:.1e}"), False),
 }
+CHANGING = (0.1, 0.0999999999, 0.0999999998, 0.08, 0.07, 0.05, 0.03, 0.02, 0.0, 0.5)
 
 
 @pytest.mark.parametrize("name", LOOKS)
-def test_a_function_that_looks_at_a_rate(name: str) -> None:
+def test_what_may_be_done_with_a_rate(name: str) -> None:
+    """By code that does not name rates."""
     look, is_followed = LOOKS[name]
-    optimizers = [torch.optim.SGD([torch.ones(2, requires_grad=True)], lr=0.1) for _ in range(2)]
-    step = tarry.compile(lambda x: look(optimizers[0].param_groups[0]["lr"], x))
-    for rate in (0.1, 0.09, 0.08, 0.07, 0.05, 0.03, 0.02, 0.0, 0.5):
-        for optimizer in optimizers:
-            optimizer.param_groups[0]["lr"] = rate
+    optimizer = torch.optim.SGD([torch.ones(2, requires_grad=True)], lr=0.1)
+    read, key = optimizer.param_groups[0].__getitem__, "lr"
+    step = tarry.compile(lambda x: look(read(key), optimizer and x))
+    for rate in CHANGING:
+        optimizer.param_groups[0]["lr"] = rate
         found = step(torch.arange(3.0, device="tarry"))
         torch.testing.assert_close(found.cpu(), look(rate, torch.arange(3.0)), rtol=1e-6, atol=0)
+        assert type(optimizer.param_groups[0]["lr"]) is float
     assert (step.replays > 0) == is_followed, step.explain()
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda rate, x: x * max(math.sqrt(rate), 0.4),
+        lambda rate, x: x * 2 if math.isclose(rate, 0.05) else x * 3,
+        lambda rate, x: F.interpolate(x.view(1, 1, 3), scale_factor=2 + rate),
+    ],
+)
+def test_code_that_names_rates_is_recorded(look: Look) -> None:
+    optimizer = torch.optim.SGD([torch.ones(2, requires_grad=True)], lr=0.1)
+    step = tarry.compile(lambda x: look(optimizer.param_groups[0]["lr"], x))
+    for rate in CHANGING:
+        optimizer.param_groups[0]["lr"] = rate
+        found = step(torch.arange(3.0, device="tarry"))
+        torch.testing.assert_close(found.cpu(), look(rate, torch.arange(3.0)), rtol=1e-6, atol=0)
+    assert step.replays == 0
+
+
+@pytest.mark.parametrize("kind", ["ExponentialLR", "StepLR", "CosineAnnealingLR"])
+def test_a_scheduler_inside_is_recorded_and_keeps_floats(kind: str) -> None:
+    class Training:
+        def __init__(self, device: str) -> None:
+            self.trained = trainer(device, mlp, sgd)
+            make: Any = getattr(torch.optim.lr_scheduler, kind)
+            self.scheduler = make(self.trained.optimizer, {"ExponentialLR": 0.9}.get(kind, 3))
+
+        def step(self, x: Tensor, y: Tensor) -> Tensor:
+            loss = self.trained.step(x, y)
+            self.scheduler.step()
+            return loss
+
+    eager, watched = Training("cpu"), Training("tarry")
+    step = tarry.compile(watched.step)
+    for x, y in batches(8):
+        torch.testing.assert_close(step(x.to("tarry"), y.to("tarry")).cpu(), eager.step(x, y), rtol=1e-4, atol=1e-5)
+    assert step.replays == 0
+    assert [type(rate) for rate in watched.scheduler.get_last_lr()] == [float, float]
 
 
 def test_a_rate_that_is_returned() -> None:
@@ -169,12 +219,15 @@ def test_a_rate_that_is_returned() -> None:
 
 def test_a_watched_rate_is_copied_and_stored_as_a_float() -> None:
     optimizer = torch.optim.SGD([torch.ones(2, requires_grad=True)], lr=0.1)
-    with RateWatch(optimizer.param_groups):
+    with RateWatch(optimizer.param_groups) as watch:
+        kept = optimizer.param_groups[0]["lr"] * 2
         state = optimizer.state_dict()
         assert type(copy.deepcopy(state)["param_groups"][0]["lr"]) is float
         assert type(pickle.loads(pickle.dumps(state))["param_groups"][0]["lr"]) is float
         assert f"{optimizer.param_groups[0]['lr']}" == "0.1"
     assert type(optimizer.param_groups[0]["lr"]) is float
+    assert watch.looked_at
+    assert type(kept + 1) is float, "nothing is noted any more"
 
 
 # ---- what is concluded
@@ -194,7 +247,7 @@ def conclude(compute: Callable[[float], list[float]], *rates: float) -> Schedule
 def test_numbers_follow_from_rates() -> None:
     found = conclude(lambda rate: [rate, 3.0, 1 - rate * 0.5, -rate], 0.1, 0.2)
     assert found is not None
-    assert found.numbers == [0, 2, 3]
+    assert found.places == [0, 2, 3]
     found.groups[0]["lr"] = 0.4
     assert found.evaluate() == [0.4, 1 - 0.4 * 0.5, -0.4]
 

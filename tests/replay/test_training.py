@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,35 @@ def test_a_count_stays_on_the_host_where_every_step_is_recorded_anyway() -> None
     assert step.replays == 0
     assert watched.optimizer.param_groups[0]["capturable"] is False
     assert all(state["step"].device.type == "cpu" for state in watched.optimizer.state.values())
+
+
+def _returns_a_time(trained: Trainer) -> Callable[..., Any]:
+    return lambda x, y: (trained.step(x, y), time.perf_counter())[0:2]
+
+
+def _reads_a_host_tensor(trained: Trainer) -> Callable[..., Any]:
+    scale = torch.ones(())
+    return lambda x, y: (trained.step(x * scale.item(), y),)
+
+
+def _changes_a_host_tensor(trained: Trainer) -> Callable[..., Any]:
+    calls = torch.zeros(())
+    return lambda x, y: (trained.step(x, y), calls.add_(1))[0:1]
+
+
+def _returns_a_graph(trained: Trainer) -> Callable[..., Any]:
+    return lambda x, y: (trained.step(x, y), trained.model(x))
+
+
+@pytest.mark.parametrize("wrap", [_returns_a_time, _reads_a_host_tensor, _changes_a_host_tensor, _returns_a_graph])
+def test_a_count_stays_on_the_host_where_something_else_is_in_the_way(wrap: Callable[[Trainer], Any]) -> None:
+    eager, watched = trainer("cpu", mlp, adamw), trainer("tarry", mlp, adamw)
+    step, expected = tarry.compile(wrap(watched)), wrap(eager)
+    for x, y in batches(STEPS):
+        found = step(x.to("tarry"), y.to("tarry"))[0]
+        torch.testing.assert_close(found.cpu(), expected(x, y)[0], rtol=1e-4, atol=1e-5)
+    assert step.replays == 0
+    assert watched.optimizer.param_groups[0]["capturable"] is False
 
 
 def test_a_count_on_the_device_survives_a_checkpoint(tmp_path: Path) -> None:
