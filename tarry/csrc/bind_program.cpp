@@ -154,13 +154,13 @@ void set_graph(
     CapturedProgram& program, uintptr_t launch, uintptr_t graph, py::object owner, std::vector<int64_t> addresses,
     const std::vector<std::optional<at::Tensor>>& placeholders, std::vector<uint32_t> written,
     const std::vector<std::pair<c10::ScalarType, std::vector<uint32_t>>>& vectors, std::vector<at::Tensor> vector_tensors,
-    uintptr_t replay, std::vector<at::Generator> generators, std::vector<uint32_t> seeds,
+    uintptr_t replay, uintptr_t captured, std::vector<at::Generator> generators, std::vector<uint32_t> seeds,
     const std::vector<std::optional<at::Tensor>>& results, const std::vector<at::Tensor>& given) {
   CapturedProgram::Parts parts;
   parts.launch = reinterpret_cast<CapturedProgram::Launch>(launch); // NOLINT: from dlsym
   parts.graph = reinterpret_cast<void*>(graph); // NOLINT
   parts.replay = reinterpret_cast<CapturedProgram::Replay>(replay); // NOLINT
-  parts.captured = reinterpret_cast<py::detail::instance*>(owner.ptr())->get_value_and_holder().value_ptr(); // NOLINT
+  parts.captured = reinterpret_cast<void*>(captured); // NOLINT
   parts.generators = std::move(generators);
   parts.seeds = std::move(seeds);
   parts.owner = std::shared_ptr<void>(owner.release().ptr(), [](void* object) {
@@ -218,6 +218,13 @@ void bind_program(py::module& m) {
             }
             return outputs;
           });
+  m.def(
+      "address_of",
+      [](const py::object& object) {
+        void* address = reinterpret_cast<py::detail::instance*>(object.ptr())->get_value_and_holder().value_ptr(); // NOLINT
+        return reinterpret_cast<uintptr_t>(address); // NOLINT
+      },
+      "Where the C++ object of an instance of a class that pybind11 has made lies.");
   m.def("split_program", &split_program, "A program in two parts, of which the first may run while the step is still recorded.");
   m.def("set_run_ahead", &set_run_ahead);
   m.def("forget_expectations", &forget_expectations);

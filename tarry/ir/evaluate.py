@@ -123,7 +123,7 @@ def _seeded(device: torch.device, seed: int | None) -> Iterator[None]:
             generator.graphsafe_set_state(before)
     else:
         state = torch.default_generator.get_state()
-        torch.default_generator.manual_seed(seed)  # this one alone: torch.manual_seed would seed every device
+        torch.default_generator.set_state(_generator(device, seed).get_state())
         try:
             yield
         finally:

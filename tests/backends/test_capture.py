@@ -4,6 +4,7 @@ run again on the memory that it was recorded with. Those of a GPU are in tests/g
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,11 +18,14 @@ import tarry
 from tarry.backends.base import Backend, Capabilities, Computation
 from tarry.backends.fx import lower, takes_number
 from tarry.backends.inductor import capture
+from tarry.ir import parse
+from tarry.ir.evaluate import drawing_from
 from tarry.ir.graph import Graph, Node, Number
 from tarry.passes.split import split
 from tarry.runtime import steps
 
 USES_DEVICE = True
+_why_not = capture._why_not  # the true one
 
 
 def _at_same_address(tensor: Tensor) -> Tensor:
@@ -37,10 +41,15 @@ class Recording:
     made: dict[int, Recording] = {}
     numbers = itertools.count(1)
 
-    def __init__(self, function: Callable[[list[Any]], Sequence[Any]], arguments: list[Tensor]) -> None:
+    def __init__(
+        self, function: Callable[[list[Any]], Sequence[Any]], arguments: list[Tensor], generators: Sequence[Any]
+    ) -> None:
+        self.generators = generators
+        self.positions = arguments[-1] if generators else None  # on the host: no kernel of a CUDA graph reads them
         self.function = function
         self.arguments = list(map(_at_same_address, arguments))
-        self.given = function([argument.clone() for argument in arguments])
+        with drawing_from(generators):
+            self.given = function([argument.clone() for argument in arguments])
         self.results = list(map(_at_same_address, self.given))
         self.launches = 0
         self.number = next(self.numbers)
@@ -48,7 +57,9 @@ class Recording:
 
     def launch(self) -> None:
         self.launches += 1
-        for place, result in zip(self.results, self.function(list(self.arguments)), strict=True):
+        with drawing_from(self.generators):
+            results = self.function(list(self.arguments))
+        for place, result in zip(self.results, results, strict=True):
             place.copy_(result)
 
 
@@ -58,12 +69,20 @@ def _launch(graph: int, stream: int | None) -> int:
     return 0
 
 
-def _record(function: Callable[[list[Any]], Sequence[Any]], arguments: list[Tensor]) -> capture.Recorded:
-    made = Recording(function, arguments)
-    address = ctypes.cast(_launch, ctypes.c_void_p).value
-    assert address is not None
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def _replay(captured: int) -> None:
+    Recording.made[captured].launch()
+
+
+def _record(
+    function: Callable[[list[Any]], Sequence[Any]], arguments: list[Tensor], generators: Sequence[Any]
+) -> capture.Recorded:
+    made = Recording(function, arguments, generators)
+    launch, replay = (capture._address(each) for each in (_launch, _replay))
     results, made.given = made.given, ()
-    return capture.Recorded(address, made.number, made, results)
+    if generators:
+        return capture.Recorded(0, made.number, replay, made.number, made, results)
+    return capture.Recorded(launch, made.number, 0, 0, made, results)
 
 
 class Captured(Backend):
@@ -248,3 +267,30 @@ def test_old_gradients_of_a_big_model_are_moved_out_of_the_way() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
     assert backend.copied <= 1, "the old gradient that is read"
     assert tarry.metrics.counters()["run_ahead"] >= 3
+
+
+def test_random_operators_draw_what_they_draw_on_the_reference_path(backend: Captured) -> None:
+    def run() -> list[Tensor]:
+        torch.manual_seed(3)
+        x = torch.linspace(0, 1, 64).to("tarry")
+        return [(torch.bernoulli(x) * torch.rand_like(x) + torch.rand_like(x)).cpu() for _ in range(6)]
+
+    made = run()
+    assert sum(recording.launches for recording in Recording.made.values()) > 0
+    assert all(len(recording.generators) == 3 for recording in Recording.made.values())
+    tarry.set_backend("eager")
+    torch.testing.assert_close(made, run(), rtol=0, atol=0)
+    assert len({tuple(each.tolist()) for each in made}) == 6
+
+
+def test_numbers_that_a_custom_operator_needs_are_no_seeds() -> None:
+    graph = parse("""
+graph(%0: f32[4]):
+  %1: f32[4] = aten::bernoulli.p(%0, 0.5, generator=$0=seed(5))
+  return %1
+""")
+    program = lower(graph, "cpu")
+    assert [vector.on_host for vector in program.vectors] == [True]
+    assert "on the host" not in _why_not(program)
+    numbers = (Number(0, "number", torch.int64, 5),)
+    assert "on the host" in _why_not(dataclasses.replace(program, graph=dataclasses.replace(graph, numbers=numbers)))

@@ -32,12 +32,13 @@ class NumberVector:
     placeholder: torch.fx.Node
     dtype: torch.dtype
     device: torch.device
+    on_host: bool  # whatever the device is
     indices: list[int] = field(default_factory=list)
 
     def fill(self, numbers: Sequence[PythonNumber]) -> torch.Tensor:
-        on_host = self.device.type == "cpu"
-        values = torch.tensor([numbers[i] for i in self.indices], dtype=self.dtype, pin_memory=not on_host)
-        return values if on_host else values.to(self.device, non_blocking=True)
+        is_cpu = self.device.type == "cpu"
+        values = torch.tensor([numbers[i] for i in self.indices], dtype=self.dtype, pin_memory=not is_cpu)
+        return values if is_cpu else values.to(self.device, non_blocking=True)
 
 
 @dataclass
@@ -113,7 +114,8 @@ class FxLowering(LoweringContext[torch.fx.Node]):
             ("host_floats", torch.float64, torch.device("cpu")),
             ("seeds", torch.int64, torch.device("cpu")),
         ):
-            self._vectors[name] = NumberVector(self.fx.placeholder(name), dtype, device)
+            on_host = name in ("host_floats", "seeds")
+            self._vectors[name] = NumberVector(self.fx.placeholder(name), dtype, device, on_host)
         super().lower(nodes)
         return self
 

@@ -26,7 +26,6 @@ import torch
 
 from tarry.backends.base import PythonNumber
 from tarry.backends.fx import FxProgram
-from tarry.backends.fx.lower import NumberVector
 from tarry.ir.evaluate import drawing_from
 from tarry.native import C
 
@@ -122,10 +121,10 @@ class Capture:
         placeholders = [_like(tensor) if k in self._placed else None for k, tensor in enumerate(inputs)]
         given = [tensor if place is None else place for tensor, place in zip(inputs, placeholders, strict=True)]
         vectors = fx.number_tensors(numbers)
-        seeds = [index for vector in fx.vectors if _on_host(vector) for index in vector.indices]
-        on_device = [k for k, vector in enumerate(fx.vectors) if not _on_host(vector)]
+        seeds = [index for vector in fx.vectors if vector.on_host for index in vector.indices]
+        on_device = [k for k, vector in enumerate(fx.vectors) if not vector.on_host]
         for k, vector in enumerate(fx.vectors):
-            if _on_host(vector):  # the only one: see _why_not
+            if vector.on_host:  # the only one: see _why_not
                 vectors[k] = torch.arange(len(seeds))  # positions of generators
         generators = [torch.Generator(self._fx.device) for _ in seeds]
         recorded = record(self._compiled, [*given, *vectors], generators)
@@ -141,7 +140,8 @@ class Capture:
             sorted(self._placed & self._updated),
             [(fx.vectors[k].dtype, fx.vectors[k].indices) for k in on_device],
             [vectors[k] for k in on_device],
-            _replay_address() if seeds else 0,
+            recorded.replay,
+            recorded.captured,
             generators,
             seeds,
             outputs,
@@ -154,6 +154,8 @@ class Recorded(NamedTuple):
 
     launch: int  # address of a function of the graph and a stream
     executable: int
+    replay: int  # address of a function of PyTorch's graph, for those with generators; else 0
+    captured: int  # address of that
     owner: Any  # keeps the graph alive
     results: Sequence[torch.Tensor]
 
@@ -172,12 +174,13 @@ def record(
         with drawing_from(generators), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             results = function(list(arguments))
     _drop_workspaces()  # the graph has the memory of its own
-    return Recorded(_launch_address(), graph.raw_cuda_graph_exec(), graph, results)
+    replay = _replay_address() if generators else 0
+    return Recorded(_launch_address(), graph.raw_cuda_graph_exec(), replay, C.address_of(graph), graph, results)
 
 
 def _why_not(program: FxProgram) -> str:
     """Why a program cannot be captured, as far as can be told without trying; empty if it can."""
-    on_host = [index for vector in program.vectors if _on_host(vector) for index in vector.indices]
+    on_host = [index for vector in program.vectors if vector.on_host for index in vector.indices]
     if any(program.graph.numbers[index].kind != "seed" for index in on_host):
         return "a number is needed on the host (by a custom operator, say)"
     if not program.graph.inputs:
@@ -185,10 +188,6 @@ def _why_not(program: FxProgram) -> str:
     if not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph_exec"):
         return f"torch {torch.__version__} does not give access to captured graphs"
     return ""
-
-
-def _on_host(vector: NumberVector) -> bool:
-    return vector.device.type == "cpu"
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
