@@ -9,6 +9,7 @@
 
 #include "batch.h"
 #include "hooks.h"
+#include "numbers.h"
 #include "voyage.h"
 
 namespace tarry {

@@ -92,11 +92,6 @@ std::shared_ptr<Batch> collect(DeviceState& state);
 // The graph behind some tensors, without starting a new epoch.
 std::shared_ptr<Batch> peek(const std::vector<at::Tensor>& tensors);
 
-// The numbers of one node, in the order of the raw graph.
-void append_numbers(const Node& node, std::vector<c10::IValue>& found);
-size_t count_numbers(const Node& node);
-void set_number(Node& node, size_t which, double number);
-
 // An input of a batch: a leaf, or a node whose outputs were computed by an earlier, interrupted batch.
 inline bool is_input(const Node& node) {
   return node.is_leaf() || node.results;

@@ -7,6 +7,7 @@
 #include "ahead.h"
 #include "generator.h"
 #include "hooks.h"
+#include "numbers.h"
 #include "provenance.h"
 
 namespace tarry {

@@ -59,9 +59,9 @@ class Environment:
         return len(self._walk.guard)
 
     def failing(self, with_gradients: bool = True, with_counts: bool = True, with_rates: bool = True) -> int:
-        """The number of the first check that fails, -1 if all hold, less if something is switched on or off. Unless
-        told so, gradients may come and go, steps may have been counted, and learning rates that can be followed may be
-        others."""
+        """The number of the first check that fails, -1 if all hold, less if something is switched on or off. Without
+        gradients, these may have come and gone; without counts, optimizers may have counted steps; without rates,
+        learning rates that can be followed may be others."""
         if default_devices() != self._devices:
             return -2
         if self._host_versions and self.changed_host_tensor(with_counts) is not None:

@@ -91,7 +91,6 @@ def _binary(name: str, reflected: bool) -> Callable[[Rate, Any], Any]:
 
 def _look(name: str) -> Callable[..., Any]:
     plain = getattr(float, name)
-    plain = getattr(plain, "__get__", plain) if name in ("real", "imag") else plain
 
     def look(self: Rate, *args: Any) -> Any:
         self.watch.looked_at = True
@@ -105,8 +104,7 @@ for _name in ("add", "sub", "mul", "truediv", "pow"):
     setattr(Rate, f"__r{_name}__", _binary(_name, reflected=True))
 for _name in (*(f"__{name}__" for name in _LOOKS), "conjugate", "is_integer", "hex", "as_integer_ratio"):
     setattr(Rate, _name, _look(_name))
-for _name in ("real", "imag"):
-    setattr(Rate, _name, property(_look(_name)))
+Rate.real = property(operator.pos)  # type: ignore[method-assign,assignment]
 
 
 def looks_at_rates(code: types.CodeType) -> bool:

@@ -32,7 +32,7 @@ class NumberVector:
     placeholder: torch.fx.Node
     dtype: torch.dtype
     device: torch.device
-    on_host: bool  # whatever the device is
+    on_host: bool  # even if the device is another than a CPU
     indices: list[int] = field(default_factory=list)
 
     def fill(self, numbers: Sequence[PythonNumber]) -> torch.Tensor:
@@ -108,13 +108,13 @@ class FxLowering(LoweringContext[torch.fx.Node]):
     def lower(self, nodes: Iterable[Node] | None = None) -> FxLowering:
         for position, value in enumerate(self.graph.inputs):
             self.add_parameter(position, value)
-        for name, dtype, device in (
-            ("floats", torch.float64, self.device),
-            ("ints", torch.int64, self.device),
-            ("host_floats", torch.float64, torch.device("cpu")),
-            ("seeds", torch.int64, torch.device("cpu")),
+        for name, dtype, on_host in (
+            ("floats", torch.float64, False),
+            ("ints", torch.int64, False),
+            ("host_floats", torch.float64, True),
+            ("seeds", torch.int64, True),
         ):
-            on_host = name in ("host_floats", "seeds")
+            device = torch.device("cpu") if on_host else self.device
             self._vectors[name] = NumberVector(self.fx.placeholder(name), dtype, device, on_host)
         super().lower(nodes)
         return self

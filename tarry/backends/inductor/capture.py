@@ -120,12 +120,12 @@ class Capture:
         fx = self._fx
         placeholders = [_like(tensor) if k in self._placed else None for k, tensor in enumerate(inputs)]
         given = [tensor if place is None else place for tensor, place in zip(inputs, placeholders, strict=True)]
-        vectors = fx.number_tensors(numbers)
         seeds = [index for vector in fx.vectors if vector.on_host for index in vector.indices]
         on_device = [k for k, vector in enumerate(fx.vectors) if not vector.on_host]
-        for k, vector in enumerate(fx.vectors):
-            if vector.on_host:  # the only one: see _why_not
-                vectors[k] = torch.arange(len(seeds))  # positions of generators
+        vectors = [
+            torch.arange(len(seeds)) if vector.on_host else tensor  # positions of generators; one vector: see _why_not
+            for vector, tensor in zip(fx.vectors, fx.number_tensors(numbers), strict=True)
+        ]
         generators = [torch.Generator(self._fx.device) for _ in seeds]
         recorded = record(self._compiled, [*given, *vectors], generators)
         outputs: list[torch.Tensor | None] = [None] * len(fx.graph.outputs)

@@ -1,0 +1,89 @@
+#include "numbers.h"
+
+namespace tarry {
+namespace {
+
+constexpr int64_t kWhole = -1;
+
+// Calls visit(constant, item) for each number of a node, in the order of the raw graph: where it is among the constants, and in
+// that one if it is a list; kWhole if it is not.
+template <typename Visit>
+void visit_numbers(const Node& node, const Visit& visit) {
+  size_t constant = 0, slot = 0;
+  for (const Argument& argument : node.op->arguments) {
+    switch (argument.kind) {
+      case ArgKind::Tensor:
+        if (node.slots[slot++] == kWrappedNumber) {
+          visit(constant++, kWhole);
+        }
+        break;
+      case ArgKind::TensorList: {
+        const int n = node.slots[slot++];
+        for (int k = 0; k < n; ++k) {
+          if (node.slots[slot++] == kWrappedNumber) {
+            visit(constant++, kWhole);
+          }
+        }
+        break;
+      }
+      case ArgKind::Number:
+        if (!node.constants[constant].isNone()) {
+          visit(constant, kWhole);
+        }
+        ++constant;
+        break;
+      case ArgKind::NumberList:
+        if (!node.constants[constant].isNone()) {
+          for (size_t item = 0; item < node.constants[constant].toListRef().size(); ++item) {
+            visit(constant, static_cast<int64_t>(item));
+          }
+        }
+        ++constant;
+        break;
+      case ArgKind::Generator:
+        ++constant;
+        visit(node.constants.size() - 1, kWhole);
+        break;
+      case ArgKind::Constant:
+        ++constant;
+        break;
+    }
+  }
+  if (node.op->has(kRandom) && node.op->generator_argument < 0) {
+    visit(node.constants.size() - 1, kWhole);
+  }
+}
+
+} // namespace
+
+void append_numbers(const Node& node, std::vector<c10::IValue>& found) {
+  visit_numbers(node, [&](size_t constant, int64_t item) {
+    const c10::IValue& value = node.constants[constant];
+    found.push_back(item == kWhole ? value : value.toListRef()[item]);
+  });
+}
+
+size_t count_numbers(const Node& node) {
+  size_t count = 0;
+  visit_numbers(node, [&count](size_t, int64_t) { ++count; });
+  return count;
+}
+
+void set_number(Node& node, size_t which, double number) {
+  size_t k = 0;
+  visit_numbers(node, [&](size_t constant, int64_t item) {
+    if (k++ != which) {
+      return;
+    }
+    c10::IValue& value = node.constants[constant];
+    if (item == kWhole) {
+      value = number;
+    } else {
+      auto list = value.toList().copy(); // which may be shared with another node
+      list.set(static_cast<size_t>(item), number);
+      value = std::move(list);
+    }
+  });
+}
+
+} // namespace tarry
