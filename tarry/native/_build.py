@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -34,6 +35,7 @@ from tarry.native._progress import Progress
 LIBRARIES = ("c10", "torch", "torch_cpu", "torch_python")
 KEPT_LIBRARIES = 16  # per module name: a developer's edits would otherwise fill the disk
 KEPT_OBJECT_DAYS = 14
+_INCLUDE = re.compile(rb'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 WORTH_PRECOMPILING = 6  # sources: a precompiled header takes as long as three of them, and a second core waits for it
 
 
@@ -143,10 +145,20 @@ class Plan:
         return library if library.is_file() else None
 
     def object_of(self, unit: Path) -> Path:
-        """Where the compiled form of one source is cached: a function of its text and every header's."""
-        headers = [data for path, data in self.contents.items() if path.suffix != ".cpp"]
-        digest = _digest(self.environment, self.compiler.version, unit.name, self.contents[unit], *headers)
+        """Where the compiled form of one source is cached: a function of its text and of our headers that it reads."""
+        read = sorted(self._included(unit, {unit}))
+        parts = [part for path in read for part in (path.name.encode(), self.contents[path])]
+        digest = _digest(self.environment, self.compiler.version, *parts)
         return self.cache / "objects" / f"{unit.stem}-{digest}.o"
+
+    def _included(self, path: Path, seen: set[Path]) -> set[Path]:
+        """The file and all that it includes by `#include "..."`, directly or not, of this extension's own sources."""
+        for name in _INCLUDE.findall(self.contents[path]):
+            for header in (path.parent / name.decode(), self.extension.sources / name.decode()):
+                if header in self.contents and header not in seen:
+                    seen.add(header)
+                    self._included(header, seen)
+        return seen
 
 
 def _torch_release() -> tuple[int, int]:

@@ -66,7 +66,7 @@ def test_pybind11_and_torch_headers_are_found(tmp_path: Path) -> None:
     assert module.file() == f"{tmp_path.name}/csrc/m.cpp", "messages must not show where the package is installed"
 
 
-def test_a_changed_source_compiles_alone_and_a_changed_header_compiles_all(tmp_path: Path) -> None:
+def test_a_change_compiles_the_sources_that_read_it(tmp_path: Path) -> None:
     extension = tiny(tmp_path)
     built(extension)
     (extension.sources / "answer.cpp").write_text(ANSWER % 43)
@@ -76,6 +76,11 @@ def test_a_changed_source_compiles_alone_and_a_changed_header_compiles_all(tmp_p
     with (extension.sources / "answer.h").open("a") as header:
         header.write("// more\n")
     assert "(2 files to compile)" in built(extension)
+    (extension.sources / "more.h").write_text("// a header of one source\n")
+    (extension.sources / "answer.cpp").write_text('#include "more.h"\n' + ANSWER % 42)
+    built(extension)
+    (extension.sources / "more.h").write_text("// changed\n")
+    assert "(1 file to compile)" in built(extension), "a header that one source reads must compile that source alone"
 
 
 @pytest.mark.parametrize("folder", ["plain", "a $HOME 'b"])
