@@ -148,6 +148,8 @@ def _on_config(name: str, value: Any) -> None:
         C.set_forced_eager(sorted(value))
     elif name == "max_pending_nodes":
         C.set_max_pending(value)
+    elif name == "max_pending_bytes":
+        C.set_max_pending_bytes(value)
     elif name == "run_ahead":
         C.set_run_ahead(value)
 

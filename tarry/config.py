@@ -21,6 +21,7 @@ class Config:
         self._fallback: Fallback = "allow"
         self._force_fallback: frozenset[str] = frozenset()
         self._max_pending_nodes = int(os.environ.get("TARRY_MAX_PENDING_NODES", "100000"))
+        self._max_pending_bytes = int(os.environ.get("TARRY_MAX_PENDING_BYTES", str(64 << 20)))
         self._max_cached_programs = int(os.environ.get("TARRY_MAX_CACHED_PROGRAMS", "1024"))
         self._run_ahead = os.environ.get("TARRY_RUN_AHEAD", "1") != "0"
         self.symbolic_sizes = os.environ.get("TARRY_SYMBOLIC_SIZES", "1") != "0"
@@ -71,6 +72,20 @@ class Config:
             raise ValueError(f"tarry.config.max_pending_nodes is a positive int, not {value!r}")
         self._max_pending_nodes = value
         self._tell("max_pending_nodes", value)
+
+    @property
+    def max_pending_bytes(self) -> int:
+        """A step is cut when recorded work holds this much more than eager would have held at its worst since the last
+        cut: batches that were uploaded and let go, above all. Half of that worst is allowed in any case, so that a
+        large model's step stays whole. TARRY_MAX_PENDING_BYTES."""
+        return self._max_pending_bytes
+
+    @max_pending_bytes.setter
+    def max_pending_bytes(self, value: int) -> None:
+        if not isinstance(value, int) or value < 0:
+            raise ValueError(f"tarry.config.max_pending_bytes is a number of bytes, not {value!r}")
+        self._max_pending_bytes = value
+        self._tell("max_pending_bytes", value)
 
     @property
     def max_cached_programs(self) -> int:
@@ -166,6 +181,7 @@ class Config:
         self._listeners.append(listener)
         listener("force_fallback", self._force_fallback)
         listener("max_pending_nodes", self._max_pending_nodes)
+        listener("max_pending_bytes", self._max_pending_bytes)
         listener("run_ahead", self._run_ahead)
 
     def _tell(self, name: str, value: Any) -> None:

@@ -11,6 +11,7 @@
 #include "bind_replay.h"
 #include "custom_op.h"
 #include "hooks.h"
+#include "memory.h"
 #include "outline.h"
 #include "provenance.h"
 #include "raw_graph.h"
@@ -67,6 +68,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("real_device", [](int index) { return real_device(static_cast<c10::DeviceIndex>(index)).str(); }, py::arg("index") = -1);
   m.def("keep_freed_memory", &keep_freed_memory);
   m.def("set_max_pending", &set_max_pending);
+  m.def("set_max_pending_bytes", &set_max_pending_bytes);
   m.def("set_forced_eager", &set_forced_eager);
   m.def("set_region", &set_region);
   m.def("add_internal_path", &add_internal_path);
@@ -98,6 +100,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     std::lock_guard<std::mutex> guard(state.mutex);
     return state.position;
   }, "Nodes recorded since the last cut.");
+  m.def("bytes", [](int device) {
+    auto& state = device_state(static_cast<c10::DeviceIndex>(device));
+    std::lock_guard<std::mutex> guard(state.mutex);
+    return std::make_pair(state.bytes.live.load(), pinned_bytes(state));
+  }, "What the device's storages hold, and what pending work holds of storages that are dead or were filled anew.");
   m.def("materialise", [](const at::Tensor& tensor) {
     py::gil_scoped_release release;
     return materialise(tensor, "sync").detach(); // see Batch::inputs

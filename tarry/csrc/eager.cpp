@@ -155,10 +155,22 @@ void set_callbacks(void* sync, void* fallback, void* read) {
   fallback_callback = static_cast<PyObject*>(fallback);
 }
 
-void request_sync(c10::DeviceIndex device, const char* reason) {
+namespace {
+
+void call_runtime(c10::DeviceIndex device, const char* reason, bool awaited) {
   check_fork(); // before any lock that the parent may have held
   Gil gil;
-  Py_DECREF(call(sync_callback, Py_BuildValue("(is)", static_cast<int>(device), reason)));
+  Py_DECREF(call(sync_callback, Py_BuildValue("(isN)", static_cast<int>(device), reason, PyBool_FromLong(awaited))));
+}
+
+} // namespace
+
+void request_sync(c10::DeviceIndex device, const char* reason) {
+  call_runtime(device, reason, /*awaited=*/true);
+}
+
+void request_cut(c10::DeviceIndex device, const char* reason) {
+  call_runtime(device, reason, /*awaited=*/false);
 }
 
 at::Tensor read_backend_data(const at::Tensor& stand_in) {

@@ -148,6 +148,14 @@ uint64_t next_serial(); // of the next storage that will be made
 
 constexpr uint32_t kNever = UINT32_MAX;
 
+// What the device's tensors would hold in eager, and what pending work holds besides: see memory.h.
+struct DeviceBytes {
+  std::atomic<int64_t> live{0}; // the only one that is not guarded by the device's lock
+  uint64_t epoch = 0; // of the two below
+  int64_t pinned = 0; // at most: what has read a leaf may be dead
+  int64_t peak = 0;
+};
+
 // All that is recorded on a device. `mutex` guards the fields below and those of the device's storages. Nothing that may
 // take the GIL, run a kernel or free a tensor happens under it: what is replaced goes into a Graveyard first.
 struct DeviceState {
@@ -162,6 +170,7 @@ struct DeviceState {
   ska::flat_hash_map<Hash128, std::unique_ptr<Signature>, HashOfHash> signatures;
   // Of custom operators: a call with its numbers, to the call's hash with the shapes that they make of it.
   ska::flat_hash_map<Hash128, Hash128, HashOfHash> shapes_by_numbers;
+  DeviceBytes bytes;
   uint64_t recorded = 0;
   uint64_t reused = 0;
   // Running ahead (ahead.h): what is expected, from which position on it may be launched, and what was launched in this epoch.

@@ -9,6 +9,7 @@
 #include "ahead.h"
 #include "generator.h"
 #include "hooks.h"
+#include "memory.h"
 #include "provenance.h"
 #include "replay.h"
 #include "scan.h"
@@ -192,6 +193,14 @@ void check_overlap(const Scan& scan) {
 // What is about to be overwritten need not be computed.
 bool is_overwritten(const Scan& scan, const TensorArgument& argument) {
   return argument.is_mutable && scan.op.has(kOverwrites) && !argument.view && argument.storage->value.node;
+}
+
+// Why enough is pending, if it is.
+const char* why_cut(DeviceState& state) {
+  if (C10_UNLIKELY(state.position >= max_pending.load(std::memory_order_relaxed))) {
+    return "node cap";
+  }
+  return over_budget(state) ? "memory cap" : nullptr;
 }
 
 // Whether an argument is a result of the step in the air. Under the lock.
@@ -398,7 +407,7 @@ void record(const Operator& op, torch::jit::Stack* stack) {
   DeviceState& state = *scan.state;
   c10::SmallVector<StoragePtr, 2> storages;
   Graveyard graveyard;
-  bool full = false, ready = false;
+  bool ready = false;
   const Signature* signature = nullptr;
   {
     std::unique_lock<std::mutex> lock(state.mutex);
@@ -411,6 +420,12 @@ void record(const Operator& op, torch::jit::Stack* stack) {
       lock.unlock();
       resize_all(scan, *signature);
       return record(op, stack);
+    }
+    // Before the operator, not after it: the next one is likely to need its result, and would wait for the step.
+    if (const char* reason = why_cut(state); C10_UNLIKELY(reason)) {
+      lock.unlock();
+      request_cut(state.index, reason);
+      lock.lock();
     }
     while (!signature->only_views && reads_aloft(scan)) {
       lock.unlock();
@@ -436,7 +451,6 @@ void record(const Operator& op, torch::jit::Stack* stack) {
       state.link(storage.get());
       storages.push_back(std::move(storage));
     }
-    full = state.position >= max_pending.load(std::memory_order_relaxed);
     ready = state.position >= state.launch_at;
   }
   size_t item = 0;
@@ -451,9 +465,6 @@ void record(const Operator& op, torch::jit::Stack* stack) {
   }
   if (C10_UNLIKELY(ready)) {
     launch(state);
-  }
-  if (C10_UNLIKELY(full)) {
-    request_sync(state.index, "node cap");
   }
 }
 

@@ -11,6 +11,7 @@
 #include "graph.h"
 #include "ahead.h"
 #include "hooks.h"
+#include "memory.h"
 #include "record.h"
 #include "replay.h"
 #include "voyage.h"
@@ -96,7 +97,9 @@ TarryStorage::TarryStorage(DeviceState* state, const Layout* home, size_t nbytes
           /*resizable=*/false),
       state(state),
       serial(serials.fetch_add(1, std::memory_order_relaxed)),
-      home(home) {}
+      home(home) {
+  state->bytes.live.fetch_add(static_cast<int64_t>(home->nbytes), std::memory_order_relaxed);
+}
 
 uint64_t next_serial() {
   return serials.load(std::memory_order_relaxed);
@@ -106,6 +109,7 @@ void TarryStorage::become(const Layout* layout) {
   if (layout->nbytes > nbytes()) {
     set_data_ptr_noswap(at::DataPtr(claim_address_range(layout->nbytes), device()));
   }
+  state->bytes.live += static_cast<int64_t>(layout->nbytes) - static_cast<int64_t>(home->nbytes);
   home = layout;
   set_nbytes(layout->nbytes);
 }
@@ -118,6 +122,7 @@ void TarryStorage::leave() {
     return;
   }
   Graveyard graveyard;
+  state->bytes.live.fetch_sub(static_cast<int64_t>(home->nbytes), std::memory_order_relaxed);
   std::lock_guard<std::mutex> guard(state->mutex);
   if (claim) {
     *claim = nullptr;
@@ -127,7 +132,7 @@ void TarryStorage::leave() {
     state->unlink(this);
     graveyard.nodes.push_back(std::move(value.node));
   }
-  graveyard.nodes.push_back(std::move(leaf));
+  drop_leaf(this, graveyard);
   graveyard.tensors.push_back(std::move(data));
 }
 
@@ -262,8 +267,7 @@ void set_data(TarryStorage* storage, at::Tensor data, Graveyard& graveyard) {
     graveyard.nodes.push_back(std::move(storage->value.node));
   }
   if (storage->leaf) {
-    graveyard.nodes.push_back(std::move(storage->leaf));
-    storage->leaf_epoch = 0;
+    drop_leaf(storage, graveyard);
   }
   if (storage->data.defined()) {
     graveyard.tensors.push_back(std::move(storage->data));
@@ -392,8 +396,7 @@ at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason) {
     Graveyard graveyard;
     std::lock_guard<std::mutex> guard(storage->state->mutex);
     backends_own = storage->data.defined() && storage->data.is_meta();
-    graveyard.nodes.push_back(std::move(storage->leaf)); // it stands for the contents before the write
-    storage->leaf_epoch = 0;
+    drop_leaf(storage, graveyard); // it stands for the contents before the write
   }
   // This handle and the storage's own: anybody else would see the write.
   if (backends_own || data.use_count() > 2 || data.storage().use_count() > 1) {

@@ -94,10 +94,15 @@ def apart(function: Callable[[], T]) -> T:
     return outcome[0]
 
 
+def is_apart() -> bool:
+    """Whether a backend compiles on this thread."""
+    return getattr(_state, "apart", False)
+
+
 def refuse_apart() -> None:
     """Raise if a backend asks for a value on device 'tarry' while it compiles: the step it compiles has to come
     first."""
-    if getattr(_state, "apart", False):
+    if is_apart():
         raise TarryError(
             "a value on device 'tarry' was asked for while a backend compiles. Backends work on the graph they are "
             "given, and on tensors of the real device."

@@ -1,6 +1,6 @@
 """The runtime: from a request for values to values.
 
-A request (an `.item()`, a copy to the host, `optimizer.step()`, `mark_step()`, the node cap) computes *everything* that
+A request (an `.item()`, a copy to the host, `optimizer.step()`, `mark_step()`, the caps) computes *everything* that
 is pending, in one batch, so that ten `.item()` calls in a row run one program. Requests of several threads are served
 one at a time; recording goes on meanwhile.
 """
@@ -26,7 +26,7 @@ from tarry.runtime.cache import ProgramCache
 from tarry.runtime.closures import StepClosures
 from tarry.runtime.compiles import Compiles
 from tarry.runtime.data import evacuate, ordinal_of, read_stand_in
-from tarry.runtime.dispatch import PlainDispatch, profiled, refuse_apart
+from tarry.runtime.dispatch import PlainDispatch, is_apart, profiled, refuse_apart
 from tarry.runtime.family import FamilyStep
 from tarry.runtime.places import Places
 from tarry.runtime.policy import GraphStep
@@ -403,9 +403,18 @@ class Runtime:
 
     # ---- callbacks of the native part
 
-    def on_sync(self, device: int, reason: str) -> None:
-        """A value is needed (called from any thread, with the GIL)."""
-        self.sync(reason, device)
+    def on_sync(self, device: int, reason: str, awaited: bool) -> None:
+        """A value is needed, or enough is pending (called from any thread, with the GIL)."""
+        if not awaited and self._is_inside_step():
+            return  # what a step or a compiler records itself is not much
+        self.sync(reason, device, awaited=awaited)
+
+    def _is_inside_step(self) -> bool:
+        """Whether this thread computes or compiles a step; if another does, wait for it."""
+        if is_apart():
+            return True
+        with self._lock:
+            return self._in_flight
 
     def on_read(self, stand_in: torch.Tensor) -> torch.Tensor:
         """The real tensor for one that stands in for data of the backend's own."""

@@ -105,6 +105,17 @@ def test_a_step_is_computed_while_the_next_one_is_recorded() -> None:
     assert _overlapped() >= 1
 
 
+def test_a_loop_that_never_reads_is_computed_while_it_is_recorded() -> None:
+    """A step that is cut for the memory it holds: no value is needed, and none may be waited for."""
+    net = Net(width=256, layers=4, norm=False).to("tarry")
+    total = torch.zeros((), device="tarry")
+    with torch.no_grad(), tarry.config.override(max_pending_bytes=1 << 20):
+        for _ in range(64):
+            total += net(torch.ones(256, 256).to("tarry")).sum()
+    assert _departed() >= 4
+    assert _overlapped() >= 1
+
+
 def test_it_can_be_turned_off() -> None:
     tarry.config.run_ahead = False
     _train("tarry", lambda step, net, loss: None)
