@@ -7,6 +7,7 @@ namespace tarry {
 namespace {
 
 std::atomic<int64_t> max_pending_bytes{64 << 20};
+constexpr double kPatience = 2.0; // by which the budget may be exceeded until a good place comes
 
 // How far what is held lies above what eager has held at its worst, as a share of what is allowed; above 1 is too much.
 double share_of_budget(const DeviceBytes& bytes) {
@@ -68,10 +69,11 @@ int64_t pinned_bytes(DeviceState& state) {
   return found;
 }
 
-bool over_budget(DeviceState& state) {
+bool over_budget(DeviceState& state, bool reads_pending) {
   DeviceBytes& bytes = counts(state);
   bytes.peak = std::max(bytes.peak, bytes.live.load(std::memory_order_relaxed));
-  if (C10_LIKELY(bytes.pinned <= max_pending_bytes.load(std::memory_order_relaxed)) || share_of_budget(bytes) <= 1) {
+  if (C10_LIKELY(bytes.pinned <= max_pending_bytes.load(std::memory_order_relaxed)) ||
+      share_of_budget(bytes) <= (reads_pending ? kPatience : 1.0)) {
     return false;
   }
   // What has read a leaf may be dead by now, and the leaf with it. A walk costs more than an operator: cut if it would come

@@ -12,7 +12,9 @@
 // are written into the leaf's buffer.
 //
 // The rule depends on what is recorded and on nothing else, so the same loop is cut at the same lines, and each piece finds the
-// program of the piece before. A step may be computed while the next one is recorded: twice the bound is held at most.
+// program of the piece before. It is cut where an operator reads nothing that is pending, if such a one comes before twice
+// as much is held: most likely between two rounds of the loop. A step may be computed while the next one is recorded, so that
+// the bytes of two steps are held at most.
 #pragma once
 
 #include "graph.h"
@@ -25,7 +27,8 @@ int64_t pinned_bytes(DeviceState& state); // exactly, by a walk over all that is
 // The storage dies, or gets contents that do not follow from its old ones: it gives up its leaf. Under the lock.
 void drop_leaf(TarryStorage* storage, Graveyard& graveyard);
 
-// Whether the step has to be cut. Called before each operator, under the lock.
-bool over_budget(DeviceState& state);
+// Whether the step has to be cut. Called before each operator, under the lock. `reads_pending`: the operator reads a pending
+// value, and would wait for the step. Where it does not, a round of the loop is likely to begin: a better place.
+bool over_budget(DeviceState& state, bool reads_pending);
 
 } // namespace tarry

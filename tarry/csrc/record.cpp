@@ -195,12 +195,16 @@ bool is_overwritten(const Scan& scan, const TensorArgument& argument) {
   return argument.is_mutable && scan.op.has(kOverwrites) && !argument.view && argument.storage->value.node;
 }
 
-// Why enough is pending, if it is.
-const char* why_cut(DeviceState& state) {
+// Why enough is pending before this call, if it is.
+const char* why_cut(const Scan& scan) {
+  DeviceState& state = *scan.state;
   if (C10_UNLIKELY(state.position >= max_pending.load(std::memory_order_relaxed))) {
     return "node cap";
   }
-  return over_budget(state) ? "memory cap" : nullptr;
+  const bool reads_pending = std::any_of(scan.tensors.begin(), scan.tensors.end(), [&](const TensorArgument& argument) {
+    return argument.storage->value.node && !is_overwritten(scan, argument);
+  });
+  return over_budget(state, reads_pending) ? "memory cap" : nullptr;
 }
 
 // Whether an argument is a result of the step in the air. Under the lock.
@@ -421,8 +425,7 @@ void record(const Operator& op, torch::jit::Stack* stack) {
       resize_all(scan, *signature);
       return record(op, stack);
     }
-    // Before the operator, not after it: the next one is likely to need its result, and would wait for the step.
-    if (const char* reason = why_cut(state); C10_UNLIKELY(reason)) {
+    if (const char* reason = why_cut(scan); C10_UNLIKELY(reason)) {
       lock.unlock();
       request_cut(state.index, reason);
       lock.lock();

@@ -168,8 +168,8 @@ def test_a_loop_that_never_reads_holds_no_more_than_the_budget(name: str) -> Non
             round_(float(i % 7))
             worst = max(worst, _pinned())
             reference += float(i % 7)
-    assert 8 * BATCH < worst <= 17 * BATCH
-    assert allocated() - base < 40 * BATCH, "no more is allocated than that, and what a step computes with"
+    assert 8 * BATCH < worst <= 33 * BATCH
+    assert allocated() - base < 80 * BATCH, "no more is allocated than that, and what a step computes with"
     if name == "accumulate":
         assert loops.total.item() == reference * (BATCH // 4)
 
