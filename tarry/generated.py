@@ -12,15 +12,17 @@ import py_compile
 import shutil
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 from types import ModuleType
 
+from tarry import trust
 from tarry.config import config
 
 
 @functools.cache
 def folder() -> Path | None:
-    """Where the modules are; None if they cannot be written anywhere."""
+    """Where the modules are; None if they cannot be written anywhere, or others could have written them."""
     from tarry.codegen.natives import torch_version
 
     digest = hashlib.sha256(f"{torch_version()} {sys.version_info[:2]}".encode())
@@ -28,19 +30,23 @@ def folder() -> Path | None:
     for path in sorted([*sources.rglob("*.py"), *sources.glob("*.yaml")]):
         digest.update(path.read_bytes())
     chosen = config.cache_dir / f"generated-{digest.hexdigest()[:16]}"
-    if not chosen.is_dir():
-        try:
+    try:
+        if not chosen.is_dir():
             _make(chosen)
-        except OSError:
-            return None
-    return chosen
+        with trust.open_folder(chosen):
+            return chosen
+    except trust.UntrustedError as error:
+        warnings.warn(f"tarry: generated modules are not used: {error}", stacklevel=2)
+    except OSError:
+        pass
+    return None
 
 
 def _make(chosen: Path) -> None:
     """Make the whole folder at once: another process may be at it too."""
     from tarry.codegen.own import own_modules
 
-    chosen.parent.mkdir(parents=True, exist_ok=True)
+    trust.make_folder(chosen.parent)
     temporary = Path(tempfile.mkdtemp(prefix=".generated-", dir=chosen.parent))
     try:
         for name, text in own_modules().items():

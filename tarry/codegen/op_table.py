@@ -11,11 +11,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tarry import trust
 
 if TYPE_CHECKING:
     from torchgen.model import NativeFunction
@@ -163,7 +165,8 @@ def load_table(cache: Path) -> list[OpEntry]:
     source = Path(__file__).read_bytes() + RULES_FILE.read_bytes() + torch.__version__.encode()
     path = cache / f"operators-{hashlib.sha256(source).hexdigest()[:16]}.json"
     try:
-        rows = json.loads(path.read_text())
+        with trust.open_file(path) as descriptor, open(descriptor, encoding="utf-8", closefd=False) as file:
+            rows = json.load(file)
         return [
             OpEntry(**{**row, "kind": Kind(row["kind"]), "mutable_arguments": tuple(row["mutable_arguments"])})
             for row in rows
@@ -171,8 +174,7 @@ def load_table(cache: Path) -> list[OpEntry]:
     except (OSError, ValueError, TypeError, KeyError):
         pass  # absent or damaged: made anew
     table = make_table()
-    cache.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps([asdict(row) for row in table]))
-    temporary.replace(path)
+    with suppress(OSError):  # the next process makes it again
+        trust.make_folder(cache)
+        trust.write_file(path, json.dumps([asdict(row) for row in table]).encode())
     return table

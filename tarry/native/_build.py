@@ -4,6 +4,7 @@ Invariants:
  - a library that exists under its final name is complete: it is built elsewhere and renamed into place;
  - one process builds, others wait: the lock is a `flock`, which the kernel drops when its holder dies, so a killed
    build leaves no stale lock, only a temporary directory that the next build of the same library removes;
+ - only what this user alone can have written is linked and loaded (`tarry.trust`);
  - a compiled object is cached by all that went into it, so a change to one source compiles one file.
 """
 
@@ -27,6 +28,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TextIO
 
+from tarry import trust
 from tarry.config import config
 from tarry.errors import NativeBuildError
 from tarry.native import _toolchain
@@ -141,8 +143,8 @@ class Plan:
             library = self.library
         except NativeBuildError:
             found = sorted((self.cache / "native").glob(f"{self.source_key}-*/{self.extension.name}.so"))
-            return found[0] if found else None
-        return library if library.is_file() else None
+            return next(filter(_is_usable, found), None)
+        return library if _is_usable(library) else None
 
     def object_of(self, unit: Path) -> Path:
         """Where the compiled form of one source is cached: a function of its text and of our headers that it reads."""
@@ -161,6 +163,19 @@ class Plan:
         return seen
 
 
+def _is_usable(library: Path) -> bool:
+    """Whether there is a library that only this user can have written: it will be run as code."""
+    try:
+        for folder in (library.parent.parent, library.parent):
+            with trust.open_folder(folder):
+                pass
+    except trust.UntrustedError as error:
+        raise NativeBuildError(f"tarry's native part is not loaded: {error}") from error
+    except OSError:
+        return False
+    return trust.is_trusted_file(library)
+
+
 def _torch_release() -> tuple[int, int]:
     import torch
 
@@ -177,12 +192,16 @@ def build(extension: Extension, *, force: bool = False, stream: TextIO | None = 
     library = plan.library  # raises here if there is no compiler
     progress = Progress(stream if stream is not None else sys.stderr)
     try:
-        library.parent.mkdir(parents=True, exist_ok=True)
-        (plan.cache / "objects").mkdir(exist_ok=True)
+        for folder in (library.parent.parent, library.parent, plan.cache / "objects"):
+            trust.make_folder(folder)
+            with trust.open_folder(folder):
+                pass
         with _locked(library.with_suffix(".lock"), progress) as waited:
-            if library.is_file() and (waited or not force):
+            if _is_usable(library) and (waited or not force):
                 return library
             _build_locked(plan, library, force, progress)
+    except trust.UntrustedError as error:
+        raise NativeBuildError(f"tarry's native part is not built: {error}") from error
     except OSError as error:
         raise NativeBuildError(
             f"tarry's native part cannot be built in {plan.cache}: {error}. "
@@ -216,7 +235,7 @@ def _build_locked(plan: Plan, library: Path, force: bool, progress: Progress) ->
     with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as name:
         work = Path(name)
         objects = {unit: plan.object_of(unit) for unit in plan.units}
-        stale = [unit for unit in plan.units if force or not objects[unit].is_file()]
+        stale = [unit for unit in plan.units if force or not trust.is_trusted_file(objects[unit])]
         (work / "build.ninja").write_text(_ninja_file(plan, objects, stale, work))
         progress.start([unit.name for unit in stale])
         begin = time.monotonic()
@@ -310,7 +329,13 @@ def _run_ninja(plan: Plan, work: Path, tasks: int, progress: Progress) -> None:
     environment = {**os.environ, "NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C.UTF-8"}
     log: list[str] = []
     with subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment
+        arguments,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=environment,
+        umask=0o077,  # only what this user alone can write is loaded
     ) as process:
         assert process.stdout is not None
         try:
@@ -323,7 +348,7 @@ def _run_ninja(plan: Plan, work: Path, tasks: int, progress: Progress) -> None:
     if process.returncode == 0:
         return
     log_path = plan.cache / f"{plan.extension.name}-build.log"
-    log_path.write_text("".join(log))
+    trust.write_file(log_path, "".join(log).encode())
     raise NativeBuildError(_failure(log, plan.compiler, log_path))
 
 

@@ -268,3 +268,44 @@ def test_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAX_JOBS", "many")
     with pytest.raises(NativeBuildError, match="MAX_JOBS must be a positive number, not 'many'"):
         _toolchain.job_count(1)
+
+
+@pytest.mark.parametrize("place", ["native", "native/*", "objects"])
+def test_a_folder_that_others_can_write_is_refused(tmp_path: Path, cache: Path, place: str) -> None:
+    extension = tiny(tmp_path)
+    built(extension)
+    (folder,) = cache.glob(place)
+    folder.chmod(0o777)
+    with pytest.raises(NativeBuildError, match=r"written by other users.*chmod -R go-w"):
+        build(extension, stream=io.StringIO(), force=place == "objects")
+
+
+@pytest.mark.parametrize("place", ["native/*/_tiny.so", "objects/answer*.o"])
+@pytest.mark.parametrize("fault", ["writable", "a link"])
+def test_a_file_that_others_can_write_is_made_again(tmp_path: Path, cache: Path, place: str, fault: str) -> None:
+    extension = tiny(tmp_path)
+    built(extension)
+    library = Plan(extension).library
+    (path,) = cache.glob(place)
+    if fault == "writable":
+        path.chmod(0o666)
+    else:
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+    if path != library:
+        library.unlink()
+    said = built(extension)
+    assert f"({int(path != library)} file" in said
+    assert library.stat().st_mode & 0o022 == 0
+    assert not path.is_symlink()
+
+
+def test_what_is_built_is_this_users_alone_whatever_the_umask(tmp_path: Path, cache: Path) -> None:
+    before = os.umask(0)
+    try:
+        built(tiny(tmp_path))
+    finally:
+        os.umask(before)
+    for folder in (cache, *(path for path in cache.rglob("*") if path.is_dir())):
+        assert folder.stat().st_mode & 0o077 == 0, folder
+    assert built(tiny(tmp_path)) == "", "and it is found again"
