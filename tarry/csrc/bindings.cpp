@@ -1,5 +1,6 @@
 // The native module, as Python sees it.
 #include <ATen/ScalarOps.h>
+#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
@@ -108,6 +109,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("materialise", [](const at::Tensor& tensor) {
     py::gil_scoped_release release;
     return materialise(tensor, "sync").detach(); // see Batch::inputs
+  });
+  m.def("slice_storage", [](const at::Tensor& bytes, int64_t start, int64_t nbytes) {
+    return py::reinterpret_steal<py::object>(torch::createPyObject(c10::Storage(slice_storage(bytes, start, nbytes))));
+  });
+  m.def("swap_storages", [](const at::Tensor& left, const at::Tensor& right) {
+    py::gil_scoped_release release;
+    swap_storages(left, right);
   });
   m.def("is_pending", [](const at::Tensor& tensor) {
     TORCH_CHECK(is_tarry(tensor), "tarry: expected a tensor on device 'tarry', but got one on '", tensor.device(), "'");

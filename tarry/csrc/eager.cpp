@@ -72,7 +72,12 @@ struct RealArguments {
   c10::Device device;
   std::vector<at::Tensor> originals;
   std::vector<at::Tensor> real;
-  std::vector<TarryStorage*> written;
+  struct Written {
+    TarryStorage* storage;
+    at::Tensor data; // the storage's contents, whole
+    size_t nbytes; // of its memory before the call
+  };
+  std::vector<Written> written;
 
   at::Tensor convert(const at::Tensor& tensor, bool is_mutable) {
     if (!tensor.defined() || !is_tarry(tensor)) {
@@ -90,13 +95,55 @@ struct RealArguments {
     }
     // Views of one storage stay views of one buffer, which is made the storage's own once, before any view is taken.
     TarryStorage* storage = storage_of(tensor.unsafeGetTensorImpl());
-    const bool seen = std::find(written.begin(), written.end(), storage) != written.end();
+    const bool seen =
+        std::any_of(written.begin(), written.end(), [&](const Written& other) { return other.storage == storage; });
+    const bool owns = is_mutable && !seen;
+    const at::Tensor view = owns ? materialise_for_write(tensor, reason) : materialise(tensor, reason);
     originals.push_back(tensor);
-    real.push_back(is_mutable && !seen ? materialise_for_write(tensor, reason) : materialise(tensor, reason));
-    if (is_mutable && !seen) {
-      written.push_back(storage);
+    real.push_back(tarry::alias(view)); // the kernel may resize it; the storage's own data keep their layout
+    if (owns) {
+      std::lock_guard<std::mutex> guard(storage->state->mutex);
+      written.push_back({storage, storage->data, view.storage().nbytes()});
     }
     return real.back();
+  }
+
+  // What the kernel has done to sizes, strides and memory is done to the arguments and their storages. Also after an error: eager
+  // PyTorch leaves an argument resized, too.
+  void write_back(DeviceState& state) {
+    std::vector<const c10::StorageImpl*> memory;
+    for (Written& each : written) {
+      memory.push_back(each.data.storage().unsafeGetStorageImpl());
+      const size_t nbytes = each.data.storage().nbytes();
+      const Layout* home = nbytes == each.nbytes ? each.storage->home : flat_home(each.storage->home->dtype, nbytes);
+      // Another tensor than before: what was launched ahead while the kernel wrote may have read anything, and must not be taken
+      // for a reader of the result.
+      at::Tensor renewed = home == each.storage->home ? tarry::alias(each.data) : view_as_layout(each.data, home);
+      Graveyard graveyard;
+      std::lock_guard<std::mutex> guard(each.storage->state->mutex);
+      if (each.storage->data.is_same(each.data)) {
+        graveyard.tensors.push_back(std::exchange(each.storage->data, std::move(renewed)));
+        if (home != each.storage->home) {
+          each.storage->become(home);
+        }
+      }
+      graveyard.tensors.push_back(std::move(each.data));
+    }
+    for (size_t i = 0; i < real.size(); ++i) {
+      auto* impl = originals[i].unsafeGetTensorImpl();
+      const auto* before = storage_of(impl);
+      const auto at = std::find_if(written.begin(), written.end(), [&](const Written& each) { return each.storage == before; });
+      if (at == written.end()) {
+        continue;
+      }
+      if (real[i].storage().unsafeGetStorageImpl() != memory[at - written.begin()]) {
+        const at::Tensor moved = wrap_real(state, real[i]); // the kernel has set_() it to other memory
+        impl->set_storage_keep_dtype(moved.storage());
+        impl->set_sizes_and_strides(moved.sizes(), moved.strides(), moved.storage_offset());
+      } else if (!layout_of(real[i].unsafeGetTensorImpl())->describes(impl)) {
+        impl->set_sizes_and_strides(real[i].sizes(), real[i].strides(), real[i].storage_offset());
+      }
+    }
   }
 
   c10::IValue convert(const c10::IValue& value, const Argument& declared) {
@@ -211,36 +258,18 @@ void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reaso
       call_stack.push_back(real.convert(arguments[i], op.arguments[i]));
     }
   }
-  {
+  try {
     PlainDispatch plain;
     std::optional<SeededCall> seeded;
     if (op.draws(arguments)) {
       seeded.emplace(op, draw_seed(given, state->index), call_stack, real.device);
     }
     op.handle.callBoxed(&call_stack);
+  } catch (...) {
+    real.write_back(*state);
+    throw;
   }
-  // What was launched ahead while the kernel wrote may have read anything: it must not be taken for a reader of the result.
-  for (const auto& storage : real.written) {
-    Graveyard graveyard;
-    std::lock_guard<std::mutex> guard(storage->state->mutex);
-    if (storage->data.defined()) {
-      at::Tensor renewed = tarry::alias(storage->data);
-      graveyard.tensors.push_back(std::exchange(storage->data, std::move(renewed)));
-    }
-  }
-  // An out= argument may have been resized.
-  for (size_t i = 0; i < real.real.size(); ++i) {
-    auto* impl = real.originals[i].unsafeGetTensorImpl();
-    if (impl->sizes() != real.real[i].sizes()) {
-      const Layout* layout = layout_of(real.real[i].unsafeGetTensorImpl());
-      TarryStorage* storage = storage_of(impl);
-      impl->set_sizes_and_strides(layout->sizes, layout->strides, layout->offset);
-      Graveyard graveyard;
-      std::lock_guard<std::mutex> guard(storage->state->mutex);
-      storage->become(layout);
-      set_data(storage, real.real[i], graveyard);
-    }
-  }
+  real.write_back(*state);
   torch::jit::Stack results;
   for (const c10::IValue& value : call_stack) {
     results.push_back(wrap_result(value, *state, real, op));

@@ -60,7 +60,9 @@ struct Signature {
   bool only_views = false; // nothing to compute: all results look at the arguments' storages
   std::vector<const Layout*> fresh;
   std::vector<Item> items; // a List item is followed by its elements
-  std::vector<const Layout*> resized; // per mutable tensor argument: its new layout, or null if unchanged
+  // Per mutable tensor argument without elements: its new layout, or null if unchanged. A call that would change the sizes or
+  // strides of any other argument runs eagerly.
+  std::vector<const Layout*> resized;
 };
 
 // What stands in a tensor slot of the schema.
@@ -207,8 +209,18 @@ struct Graveyard {
 };
 
 DeviceState& device_state(c10::DeviceIndex index);
+// Null if it is not one of ours: made from a raw pointer, or a slice of one (kernels.cpp).
+TarryStorage* as_tarry(c10::StorageImpl* storage);
 // Null if the tensor has no storage of ours: it is sparse, or somebody made it from a raw pointer.
 TarryStorage* storage_of(const c10::TensorImpl* tensor);
+
+[[noreturn]] void refuse_bounds(const Layout* view, const Layout* home);
+// A tensor may be larger than its storage, once that was made smaller. It must not be read or written.
+inline void check_bounds(const Layout* view, const Layout* home) {
+  if (C10_UNLIKELY(view->nbytes > home->nbytes)) {
+    refuse_bounds(view, home);
+  }
+}
 inline bool is_tarry(const at::Tensor& tensor) {
   return tensor.device().type() == c10::DeviceType::PrivateUse1;
 }
@@ -221,6 +233,10 @@ at::Tensor wrap_real(DeviceState& state, at::Tensor real);
 void fill_from(at::Tensor& real, const at::Tensor& source);
 // A tarry tensor with a copy of a host (or other foreign) tensor.
 at::Tensor upload(DeviceState& state, const at::Tensor& source);
+
+// `storage[start : start + nbytes]` of the storage that `bytes` shows, and UntypedStorage._swap_data_ptr_ (kernels.cpp).
+c10::intrusive_ptr<c10::StorageImpl> slice_storage(const at::Tensor& bytes, int64_t start, int64_t nbytes);
+void swap_storages(const at::Tensor& left, const at::Tensor& right);
 
 // Sets the storage's contents. The caller holds the lock; what is replaced goes into the graveyard.
 void set_pending(TarryStorage* storage, NodePtr node, uint32_t output, Graveyard& graveyard);

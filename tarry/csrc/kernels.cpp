@@ -68,6 +68,14 @@ at::Tensor empty(
   return empty_strided(size, strides, dtype, layout, device, pin_memory);
 }
 
+// Exactly these strides, which may overlap or leave gaps: what is recorded has neither.
+at::Tensor new_empty_strided(
+    const at::Tensor& self, at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool> pin_memory) {
+  return at::empty_strided(
+      size, stride, dtype.value_or(self.scalar_type()), layout, device.value_or(self.device()), pin_memory);
+}
+
 at::Tensor zero_tensor(
     at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
     std::optional<at::Device> device, std::optional<bool> pin_memory) {
@@ -100,13 +108,27 @@ at::Tensor view_as_complex(const at::Tensor& self) {
   return at::native::view_as_complex(self);
 }
 
+// Part of a storage: `storage[a:b]`. A tensor that is set to it looks at the storage that it is part of.
+struct StorageSlice final : c10::StorageImpl {
+  StorageSlice(StoragePtr whole, int64_t start, int64_t nbytes)
+      : c10::StorageImpl(
+            use_byte_size_t(), nbytes,
+            at::DataPtr(static_cast<char*>(whole->_mutable_data_ptr_no_checks().get()) + start, whole->device()),
+            /*allocator=*/nullptr, /*resizable=*/false),
+        whole(std::move(whole)),
+        start(start) {}
+
+  const StoragePtr whole;
+  const int64_t start;
+};
+
 at::Tensor& set_storage_and_size(
     at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size, at::IntArrayRef stride) {
   TORCH_CHECK(
       source.device_type() == c10::DeviceType::PrivateUse1,
       "Expected a storage on device 'tarry' but found one on ", source.device());
-  auto* impl = self.unsafeGetTensorImpl();
-  impl->set_storage_keep_dtype(std::move(source));
+  TORCH_CHECK(offset >= 0, "Tensor: invalid storage offset ", offset);
+  at::detail::check_size_nonnegative(size);
   c10::DimVector strides(stride.begin(), stride.end());
   if (stride.size() != size.size()) {
     strides.resize(size.size());
@@ -116,11 +138,23 @@ at::Tensor& set_storage_and_size(
       step *= std::max<int64_t>(size[i], 1);
     }
   }
-  impl->set_sizes_and_strides(size, strides, offset);
-  const Layout* layout = layout_of(impl);
-  if (layout->nbytes > impl->unsafe_storage().nbytes()) {
-    resize_storage(impl->unsafe_storage().unsafeGetStorageImpl(), layout->nbytes);
+  const size_t nbytes = intern_layout(self.scalar_type(), size, strides, offset)->nbytes;
+  if (const auto* slice = dynamic_cast<StorageSlice*>(source.unsafeGetStorageImpl())) {
+    const auto item = static_cast<int64_t>(self.element_size());
+    TORCH_CHECK(nbytes <= slice->nbytes(), "Trying to resize storage that is not resizable");
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        slice->start % item == 0, "tarry: a slice of a storage from byte ", slice->start, " on cannot be seen as ",
+        self.scalar_type(), ", whose size is ", item, " bytes. Copy it first: storage[a:b].clone()");
+    offset += slice->start / item;
+    source = c10::Storage(slice->whole);
   }
+  TORCH_CHECK(as_tarry(source.unsafeGetStorageImpl()), "tarry: this storage was made from a raw pointer; copy it to the device instead");
+  if (nbytes > source.nbytes()) {
+    resize_storage(source.unsafeGetStorageImpl(), nbytes);
+  }
+  auto* impl = self.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(std::move(source));
+  impl->set_sizes_and_strides(size, strides, offset);
   return self;
 }
 
@@ -152,6 +186,7 @@ const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef size, std::opti
   const Layout* layout = layout_of(impl);
   if (layout->nbytes > impl->unsafe_storage().nbytes()) {
     TarryStorage* storage = storage_of(impl);
+    TORCH_CHECK(storage, "tarry: cannot resize a ", self.layout(), " tensor, or one that was made from a raw pointer");
     std::unique_lock<std::mutex> lock(storage->state->mutex);
     if (layout->dense && !storage->value.node && !storage->data.defined()) {
       storage->become(layout); // nothing written yet: it simply becomes a storage of this layout
@@ -254,6 +289,16 @@ bool is_set_to(const at::Tensor& self, const at::Tensor& other) {
       self.storage_offset() == other.storage_offset() && self.sizes() == other.sizes() && self.strides() == other.strides();
 }
 
+// Copy on write is what the device does anyway.
+at::Tensor lazy_clone(const at::Tensor& self) {
+  TarryStorage* storage = storage_of(self.unsafeGetTensorImpl());
+  TORCH_CHECK(storage, "tarry: cannot clone a ", self.layout(), " tensor lazily");
+  const at::Tensor whole = make_tensor(*storage->state, storage->home, StoragePtr::reclaim_copy(storage)).clone();
+  const Layout* layout = layout_of(self.unsafeGetTensorImpl());
+  check_bounds(layout, storage->home);
+  return make_tensor(*storage->state, layout, StoragePtr::reclaim_copy(storage_of(whole.unsafeGetTensorImpl())));
+}
+
 // ---- operators whose schema does not tell the truth
 
 // The stock operator writes to the running statistics without saying so; this one says so.
@@ -278,8 +323,9 @@ void record_unlisted(const c10::OperatorHandle& handle, c10::DispatchKeySet /*ke
 // ---- storages that PyTorch makes by itself (UntypedStorage, torch.load)
 
 c10::intrusive_ptr<c10::StorageImpl> make_storage(
-    c10::StorageImpl::use_byte_size_t, c10::SymInt size, c10::DataPtr /*data*/, c10::Allocator* /*allocator*/, bool /*resizable*/) {
+    c10::StorageImpl::use_byte_size_t, c10::SymInt size, c10::DataPtr data, c10::Allocator* /*allocator*/, bool /*resizable*/) {
   mark_used();
+  TORCH_CHECK(!data, "tarry: a storage cannot be made from an address on this device, which has none; copy tensors instead");
   const int64_t nbytes = size.expect_int();
   return c10::make_intrusive<TarryStorage>(
       &device_state(-1), flat_layout(at::kByte, nbytes), static_cast<size_t>(nbytes));
@@ -317,6 +363,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   c10::SetStorageImplCreate(c10::DeviceType::PrivateUse1, &make_storage);
   m.impl("empty.memory_format", TORCH_FN(empty));
   m.impl("empty_strided", TORCH_FN(empty_strided));
+  m.impl("new_empty_strided", TORCH_FN(new_empty_strided));
+  m.impl("_lazy_clone", TORCH_FN(lazy_clone));
   m.impl("_efficientzerotensor", TORCH_FN(zero_tensor));
   m.impl("as_strided", TORCH_FN(as_strided));
   m.impl("view", TORCH_FN(view));
@@ -341,11 +389,35 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 
 } // namespace
 
+c10::intrusive_ptr<c10::StorageImpl> slice_storage(const at::Tensor& bytes, int64_t start, int64_t nbytes) {
+  TarryStorage* storage = storage_of(bytes.unsafeGetTensorImpl());
+  TORCH_CHECK(storage && start >= 0 && nbytes >= 0 && start + nbytes <= bytes.numel(), "tarry: not a slice of this storage");
+  return c10::make_intrusive<StorageSlice>(StoragePtr::reclaim_copy(storage), bytes.storage_offset() + start, nbytes);
+}
+
+void swap_storages(const at::Tensor& left, const at::Tensor& right) {
+  TarryStorage* const a = storage_of(left.unsafeGetTensorImpl());
+  TarryStorage* const b = storage_of(right.unsafeGetTensorImpl());
+  TORCH_CHECK(a && b && a->state == b->state, "tarry: only storages on the same device can be swapped");
+  TORCH_CHECK(
+      a->nbytes() == b->nbytes() || a->nbytes() == 0 || b->nbytes() == 0,
+      "_swap_data_ptr_: storages must have the same nbytes or one must have 0, got ", a->nbytes(), " and ", b->nbytes());
+  materialise(left, "swap of storages");
+  materialise(right, "swap of storages");
+  Graveyard graveyard;
+  std::lock_guard<std::mutex> guard(a->state->mutex);
+  TORCH_CHECK(!a->value.node && !b->value.node, "tarry: another thread writes to a storage that is being swapped");
+  at::Tensor data = a->data;
+  set_data(a, b->data, graveyard);
+  set_data(b, std::move(data), graveyard);
+  std::swap(a->home, b->home);
+  a->swap_data_ptr(*b);
+}
+
 void resize_storage(c10::StorageImpl* raw, size_t nbytes) {
-  auto* storage = static_cast<TarryStorage*>(raw);
-  const size_t item = c10::elementSize(storage->home->dtype);
-  const auto dtype = nbytes % item == 0 ? storage->home->dtype : at::kByte;
-  const Layout* home = flat_layout(dtype, static_cast<int64_t>(nbytes / c10::elementSize(dtype)));
+  TarryStorage* storage = as_tarry(raw);
+  TORCH_CHECK(storage, "Trying to resize storage that is not resizable");
+  const Layout* home = flat_home(storage->home->dtype, nbytes);
   at::Tensor old;
   {
     std::unique_lock<std::mutex> lock(storage->state->mutex);
@@ -360,7 +432,7 @@ void resize_storage(c10::StorageImpl* raw, size_t nbytes) {
   }
   at::Tensor fresh;
   if (old.defined()) {
-    fresh = at::empty_strided(home->sizes, home->strides, at::TensorOptions().dtype(dtype).device(real_device(storage->state->index)));
+    fresh = at::empty_strided(home->sizes, home->strides, at::TensorOptions().dtype(home->dtype).device(real_device(storage->state->index)));
     const auto kept = static_cast<int64_t>(std::min(nbytes, storage->nbytes()));
     view_as_layout(fresh, flat_layout(at::kByte, kept)).copy_(view_as_layout(old, flat_layout(at::kByte, kept)));
   }

@@ -83,4 +83,10 @@ const Layout* flat_layout(c10::ScalarType dtype, int64_t numel) {
   return intern_layout(dtype, c10::IntArrayRef(&numel, 1), c10::IntArrayRef(&one, 1));
 }
 
+const Layout* flat_home(c10::ScalarType dtype, size_t nbytes) {
+  const size_t item = c10::elementSize(dtype);
+  return nbytes % item == 0 ? flat_layout(dtype, static_cast<int64_t>(nbytes / item))
+                            : flat_layout(c10::kByte, static_cast<int64_t>(nbytes));
+}
+
 } // namespace tarry

@@ -29,6 +29,8 @@ struct Layout {
 
 const Layout* intern_layout(c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset = 0);
 const Layout* flat_layout(c10::ScalarType dtype, int64_t numel);
+// All of a storage: in elements of `dtype` if they fill it, else in bytes.
+const Layout* flat_home(c10::ScalarType dtype, size_t nbytes);
 
 inline const Layout* layout_of(const c10::TensorImpl* tensor) {
   return intern_layout(

@@ -121,6 +121,7 @@ Operator::Operator(c10::OperatorHandle h, uint32_t flags) : handle(h), flags(fla
       dropout_argument = static_cast<int>(arguments.size());
     }
     mutates = mutates || is_mutable;
+    has_out = has_out || (is_mutable && argument.kwarg_only());
     takes_numbers = takes_numbers || kind == ArgKind::Number || kind == ArgKind::NumberList;
     arguments.push_back({kind, is_mutable, is_optional(argument.type())});
   }
@@ -136,6 +137,7 @@ Operator::Operator(c10::OperatorHandle h, uint32_t flags) : handle(h), flags(fla
   recordable = only_known && (has_tensor || mutates);
   // The table knows which operators of PyTorch's draw random numbers; a custom one says so by its tag.
   const bool is_custom = name.rfind("aten::", 0) != 0;
+  has_out = has_out && !is_custom; // what a custom operator writes to has the right shape, or it raises
   if (generator_argument >= 0 || (is_custom && handle.hasTag(at::Tag::nondeterministic_seeded))) {
     this->flags |= kRandom;
   }

@@ -53,6 +53,7 @@ struct Operator {
   Hash128 hash;
   std::vector<Argument> arguments;
   bool mutates = false;
+  bool has_out = false; // mutable arguments given by keyword only (out=), which it may resize
   bool recordable = true; // its results are known before it runs, but for the tensors' contents
   bool takes_numbers = false;
   int generator_argument = -1;

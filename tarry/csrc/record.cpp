@@ -216,27 +216,34 @@ bool reads_aloft(const Scan& scan) {
          });
 }
 
-// An out= argument of the wrong shape. An empty storage simply becomes one of the right layout, in the same go; any other
-// argument is resized first as eager does it (other views of its storage stay valid), and the call is recorded anew.
-bool has_other_than_empty(const Scan& scan, const Signature& signature) {
-  size_t k = 0;
-  for (const TensorArgument& argument : scan.tensors) {
-    if (argument.is_mutable && signature.resized[k++] && argument.storage->home->numel != 0) {
-      return true;
+// An operator may write to an argument that it reads only if it works element by element, and looks at both in the same way.
+bool shares_memory_with_out(const Scan& scan) {
+  for (const TensorArgument& written : scan.tensors) {
+    for (const TensorArgument& other : scan.tensors) {
+      const bool harmless = scan.op.has(kPointwise) && !other.is_mutable && other.view == written.view;
+      if (written.is_mutable && &other != &written && other.storage == written.storage && !harmless) {
+        return true;
+      }
     }
   }
   return false;
 }
 
-void resize_all(const Scan& scan, const Signature& signature) {
+// Whether each argument that is resized has an empty storage for itself, which simply becomes one of the right layout.
+bool resizes_only_empty(const Scan& scan, const Signature& signature) {
   size_t k = 0;
   for (const TensorArgument& argument : scan.tensors) {
-    const Layout* layout = argument.is_mutable ? signature.resized[k++] : nullptr;
-    if (layout) {
-      argument.tensor->resize_(layout->sizes);
-      argument.tensor->unsafeGetTensorImpl()->set_sizes_and_strides(layout->sizes, layout->strides);
+    if (!argument.is_mutable || !signature.resized[k++]) {
+      continue;
+    }
+    const auto users = std::count_if(scan.tensors.begin(), scan.tensors.end(), [&](const TensorArgument& other) {
+      return other.storage == argument.storage;
+    });
+    if (argument.storage->nbytes() != 0 || argument.tensor->storage_offset() != 0 || users > 1) {
+      return false;
     }
   }
+  return true;
 }
 
 void resize_empty(const Scan& scan, const Signature& signature) {
@@ -386,13 +393,13 @@ void record(const Operator& op, torch::jit::Stack* stack) {
   const size_t count = op.arguments.size();
   const auto arguments = torch::jit::last(*stack, count);
   Scan scan(op);
-  if (C10_UNLIKELY(op.has(kShapeFromDevice))) {
+  if (C10_UNLIKELY(op.has(kShapeFromDevice) || op.has_out)) {
     scan.hash = mix(scan.hash, static_cast<uint64_t>(real_device().type()));
   }
   for (size_t i = 0; i < count; ++i) {
     scan.argument(arguments[i], op.arguments[i]);
   }
-  if (C10_UNLIKELY(scan.writes_through_lazy_bits)) {
+  if (C10_UNLIKELY(scan.writes_through_lazy_bits && !op.has_out)) {
     return record_on_copies(op, stack);
   }
   if (C10_UNLIKELY(!scan.state)) {
@@ -404,7 +411,11 @@ void record(const Operator& op, torch::jit::Stack* stack) {
         op.has(kForcedEager) ? "the configuration forces it"
             : scan.eager_reason ? scan.eager_reason : "its result depends on data");
   }
-  if (op.mutates && scan.tensors.size() > 1 && op.has(kVerify)) {
+  if (C10_UNLIKELY(op.has_out)) {
+    if (scan.writes_through_lazy_bits || shares_memory_with_out(scan)) {
+      return run_eagerly(op, stack, "it writes to memory that it reads, or through a conjugated or negated view");
+    }
+  } else if (op.mutates && scan.tensors.size() > 1 && op.has(kVerify)) {
     check_overlap(scan);
   }
   const uint32_t site = current_site();
@@ -418,12 +429,12 @@ void record(const Operator& op, torch::jit::Stack* stack) {
     signature = find_signature(scan, arguments, lock);
     if (C10_UNLIKELY(signature->runs_eagerly)) {
       lock.unlock();
-      return run_eagerly(op, stack, "its output shape cannot be told without data");
+      return run_eagerly(
+          op, stack, op.has_out ? "what becomes of its out= arguments cannot be told" : "its output shape cannot be told without data");
     }
-    if (C10_UNLIKELY(!signature->resized.empty() && has_other_than_empty(scan, *signature))) {
+    if (C10_UNLIKELY(!signature->resized.empty() && !resizes_only_empty(scan, *signature))) {
       lock.unlock();
-      resize_all(scan, *signature);
-      return record(op, stack);
+      return run_eagerly(op, stack, "it resizes an out= argument that shares memory");
     }
     if (const char* reason = why_cut(scan); C10_UNLIKELY(reason)) {
       lock.unlock();

@@ -52,6 +52,9 @@ void Scan::tensor(const at::Tensor& tensor, bool is_mutable) {
   }
   const Layout* home = storage->home;
   const Layout* view = home->describes(impl) ? nullptr : layout_of(impl);
+  if (view) {
+    check_bounds(view, home);
+  }
   slots.push_back(kEdge);
   hash = mix(hash, (view ? view : home)->type_hash);
   if (op.has(kMaskIndices) && !tensors.empty() &&

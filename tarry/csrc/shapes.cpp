@@ -5,6 +5,7 @@
 // lenient (about dtypes, dimensions, overlapping memory) are run there first, so that a mistake surfaces at its line; and it is
 // quick: a meta kernel in Python takes longer than a small call. For others, there may be a rule in C++ (meta_rules.h).
 #include <ATen/EmptyTensor.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/strides.h>
 #include <torch/csrc/Exceptions.h>
@@ -202,8 +203,11 @@ std::unique_ptr<Signature> describe(const Probe& probe, const torch::jit::Stack&
     if (!is_mutable) {
       return;
     }
-    const bool changed = now.sizes() != value.toTensor().sizes() || now.strides() != value.toTensor().strides();
-    signature->resized.push_back(changed ? output_layout(now) : nullptr);
+    const at::Tensor& before = value.toTensor();
+    const bool changed = now.sizes() != before.sizes() || now.strides() != before.strides();
+    const Layout* layout = changed ? layout_of(now.unsafeGetTensorImpl()) : nullptr;
+    signature->resized.push_back(layout);
+    signature->runs_eagerly = signature->runs_eagerly || (changed && (before.numel() != 0 || !layout->dense));
     any = any || changed;
   };
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -278,20 +282,27 @@ std::unique_ptr<Signature> try_rule(const Operator& op, c10::ArrayRef<c10::IValu
 
 constexpr int64_t kSmall = 1 << 16;
 
-bool is_small(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
-  int64_t elements = 0;
-  auto add = [&](const c10::IValue& value) {
-    elements += value.isTensor() && value.toTensor().defined() ? value.toTensor().numel() : 0;
+template <typename Look>
+void for_each_tensor(const Operator& op, c10::ArrayRef<c10::IValue> arguments, const Look& look) {
+  auto see = [&](const c10::IValue& value, bool is_mutable) {
+    if (value.isTensor() && value.toTensor().defined()) {
+      look(value.toTensor(), is_mutable);
+    }
   };
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (op.arguments[i].kind == ArgKind::Tensor) {
-      add(arguments[i]);
+      see(arguments[i], op.arguments[i].is_mutable);
     } else if (op.arguments[i].kind == ArgKind::TensorList && !arguments[i].isNone()) {
       for (const c10::IValue& item : arguments[i].toListRef()) {
-        add(item);
+        see(item, op.arguments[i].is_mutable);
       }
     }
   }
+}
+
+bool is_small(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
+  int64_t elements = 0;
+  for_each_tensor(op, arguments, [&](const at::Tensor& tensor, bool /*is_mutable*/) { elements += tensor.numel(); });
   return elements <= kSmall;
 }
 
@@ -314,9 +325,57 @@ void keep_memory_format(const Operator& op, c10::ArrayRef<c10::IValue> arguments
   }
 }
 
+// Whether a meta kernel may be believed that this call leaves its out= arguments alone and takes their dtypes. Those of pointwise
+// operators share their checks with the real kernels; others check less, or something else.
+bool meta_suffices(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
+  std::optional<at::ScalarType> dtype;
+  bool same = true;
+  for_each_tensor(op, arguments, [&](const at::Tensor& tensor, bool /*is_mutable*/) {
+    if (!tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+      same = same && tensor.scalar_type() == dtype.value_or(tensor.scalar_type());
+      dtype = tensor.scalar_type();
+    }
+  });
+  return same || op.has(kPointwise);
+}
+
+bool writes_to_overlapping(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
+  bool found = false;
+  for_each_tensor(op, arguments, [&](const at::Tensor& tensor, bool is_mutable) {
+    found = found || (is_mutable && at::has_internal_overlap(tensor) == at::MemOverlap::Yes);
+  });
+  return found;
+}
+
+// A call with out= is recorded only if it is certain what becomes of these arguments; otherwise it runs eagerly, where the real
+// kernel decides (and raises, and warns) as it always does.
+std::unique_ptr<Signature> infer_with_out(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
+  // Some kernels do not look whether what they write to overlaps itself, and write beyond its memory.
+  const bool overlaps = writes_to_overlapping(op, arguments);
+  const bool try_kernel = real_device().is_cpu() && is_small(op, arguments) && !op.has(kRandom) && !overlaps;
+  const c10::Device device = try_kernel || (op.has(kShapeFromDevice) && !overlaps) ? real_device() : c10::Device(c10::kMeta);
+  std::exception_ptr error;
+  auto signature = try_on(device, op, arguments, error);
+  if (overlaps && error) {
+    std::rethrow_exception(error);
+  }
+  TORCH_CHECK(
+      !overlaps || !signature->resized.empty(),
+      "unsupported operation: more than one element of the written-to tensor refers to a single memory location. Please clone() ",
+      "the tensor before performing the operation.");
+  if (!signature || (!try_kernel && !meta_suffices(op, arguments))) {
+    signature = std::make_unique<Signature>();
+    signature->runs_eagerly = true;
+  }
+  return signature;
+}
+
 } // namespace
 
 std::unique_ptr<Signature> infer_signature(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
+  if (op.has_out) {
+    return infer_with_out(op, arguments);
+  }
   if (op.usual) {
     if (auto signature = op.usual(arguments)) {
       return signature;

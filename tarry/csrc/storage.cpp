@@ -7,6 +7,7 @@
 
 #include <array>
 #include <atomic>
+#include <typeinfo>
 
 #include "graph.h"
 #include "ahead.h"
@@ -186,12 +187,21 @@ DeviceState& device_state(c10::DeviceIndex index) {
   return *(*states)[index < 0 ? current_device() : index];
 }
 
+// PyTorch hands a storage's allocator on to others that it makes of it, so that alone does not prove it one of ours.
+TarryStorage* as_tarry(c10::StorageImpl* storage) {
+  const bool ours = storage && storage->allocator() == marker() && typeid(*storage) == typeid(TarryStorage);
+  return ours ? static_cast<TarryStorage*>(storage) : nullptr;
+}
+
 TarryStorage* storage_of(const c10::TensorImpl* tensor) {
-  const c10::Storage& storage = tensor->unsafe_storage();
-  if (!storage || storage.allocator() != marker()) {
-    return nullptr;
-  }
-  return static_cast<TarryStorage*>(storage.unsafeGetStorageImpl());
+  return as_tarry(tensor->unsafe_storage().unsafeGetStorageImpl());
+}
+
+void refuse_bounds(const Layout* view, const Layout* home) {
+  TORCH_CHECK(
+      false, "tarry: a tensor of sizes ", c10::IntArrayRef(view->sizes), ", strides ", c10::IntArrayRef(view->strides),
+      " and storage offset ", view->offset, " needs a storage of ", view->nbytes, " bytes, but its storage was resized to ",
+      home->nbytes, " bytes. Resize the storage, or the tensor, before it is used.");
 }
 
 at::Tensor make_tensor(DeviceState& state, const Layout* layout, StoragePtr storage) {
@@ -361,7 +371,11 @@ at::Tensor settle(TarryStorage* storage, const char* reason) {
 
 } // namespace
 
-at::Tensor with_lazy_bits(at::Tensor real, const at::Tensor& tensor) {
+// What `tensor` looks at, given the contents of its storage.
+at::Tensor look(const at::Tensor& data, const TarryStorage* storage, const at::Tensor& tensor) {
+  const Layout* layout = layout_of(tensor.unsafeGetTensorImpl());
+  check_bounds(layout, storage->home);
+  at::Tensor real = view_as_layout(data, layout);
   if (tensor.is_conj()) {
     real = at::_conj(real);
   }
@@ -371,7 +385,7 @@ at::Tensor with_lazy_bits(at::Tensor real, const at::Tensor& tensor) {
 at::Tensor materialise(const at::Tensor& tensor, const char* reason) {
   TarryStorage* storage = storage_of(tensor.unsafeGetTensorImpl());
   TORCH_CHECK(storage, kNotOurs);
-  return with_lazy_bits(view_as_layout(settle(storage, reason), layout_of(tensor.unsafeGetTensorImpl())), tensor);
+  return look(settle(storage, reason), storage, tensor);
 }
 
 at::Tensor materialise_for_reading(const at::Tensor& tensor, const char* reason) {
@@ -383,7 +397,7 @@ at::Tensor materialise_for_reading(const at::Tensor& tensor, const char* reason)
     return materialise(tensor, reason);
   }
   trace_read(*storage->state);
-  return with_lazy_bits(view_as_layout(early, layout_of(tensor.unsafeGetTensorImpl())), tensor);
+  return look(early, storage, tensor);
 }
 
 at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason) {
@@ -407,7 +421,7 @@ at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason) {
     set_data(storage, copy, graveyard);
     data = copy;
   }
-  return with_lazy_bits(view_as_layout(data, layout_of(tensor.unsafeGetTensorImpl())), tensor);
+  return look(data, storage, tensor);
 }
 
 } // namespace tarry

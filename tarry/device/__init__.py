@@ -13,7 +13,7 @@ from types import ModuleType
 import torch
 from torch.utils.backend_registration import generate_methods_for_privateuse1_backend, rename_privateuse1_backend
 
-from tarry.device import checkpoint, module, optimizer, pickling, printing
+from tarry.device import checkpoint, module, optimizer, pickling, printing, storages
 
 NAME = "tarry"
 
@@ -42,6 +42,7 @@ def install(
     )
     printing.install()
     pickling.install()
+    storages.install(native)
     if hasattr(native, "set_region"):
         checkpoint.install(native.set_region)
     if cut is not None:
