@@ -1,8 +1,8 @@
 """``out=`` on the device against CPU eager: what an operator may do to the tensors that it is given to write to.
 
 One call is made on both devices with the same ``out=`` arguments. They come in *forms*: of the right shape or not,
-views, overlapping an input, of another dtype. Afterwards everything that a program can see must be the same: the error at the
-call, the results, sizes, strides, offsets, the size of the storage, and what else lies in the storage.
+views, overlapping an input, of another dtype. Afterwards everything that a program can see must be the same: the error
+at the call, the results, sizes, strides, offsets, the size of the storage, and what else lies in the storage.
 ``python -m tests.ops.survey_out`` runs all of OpInfo; ``test_out_arguments.py`` some of it.
 """
 
