@@ -40,7 +40,7 @@ if TYPE_CHECKING or not _is_codegen():
     from tarry.backends.lowering import LoweringContext
     from tarry.config import config
     from tarry.custom_ops.declare import custom_op
-    from tarry.errors import RecompileError, Unsupported
+    from tarry.errors import RecompileError, ReplayError, Unsupported
 
 __version__ = "0.1.0"
 
@@ -50,6 +50,7 @@ __all__ = [
     "Computation",
     "LoweringContext",
     "RecompileError",
+    "ReplayError",
     "Unsupported",
     "add_step_closure",
     "compile",

@@ -19,7 +19,8 @@ from tarry.backends.base import Backend, Policy
 from tarry.codegen.op_table import Kind, load_table
 from tarry.config import config
 from tarry.native import C
-from tarry.replay.function import StepFunction, is_inside
+from tarry.replay.function import OnDeviation, StepFunction, is_inside
+from tarry.replay.verification import Verify
 from tarry.runtime.sync import Runtime
 
 if TYPE_CHECKING:
@@ -96,25 +97,38 @@ def add_step_closure(function: Callable[..., Any], *tensors: torch.Tensor) -> No
 
 # The name is torch.compile's, which this takes the place of; nothing here needs the built-in one.
 @overload
-def compile(fn: Callable[P, T], *, warm_up: int = 2) -> StepFunction[P, T]: ...  # noqa: A001
+def compile(  # noqa: A001
+    fn: Callable[P, T], *, warm_up: int = 2, verify: Verify = None, on_deviation: OnDeviation = "raise"
+) -> StepFunction[P, T]: ...
 @overload
-def compile(fn: None = None, *, warm_up: int = 2) -> Callable[[Callable[P, T]], StepFunction[P, T]]: ...  # noqa: A001
-def compile(fn: Any = None, *, warm_up: int = 2) -> Any:  # noqa: A001
+def compile(  # noqa: A001
+    fn: None = None, *, warm_up: int = 2, verify: Verify = None, on_deviation: OnDeviation = "raise"
+) -> Callable[[Callable[P, T]], StepFunction[P, T]]: ...
+def compile(  # noqa: A001
+    fn: Any = None, *, warm_up: int = 2, verify: Verify = None, on_deviation: OnDeviation = "raise"
+) -> Any:
     """Replay a step function without running its Python, once `warm_up` calls in a row have done the same.
 
         step = tarry.compile(train_step)   # or @tarry.compile above its definition
         loss = step(x, y)
 
-    Each call is guarded by its arguments and by all that the function can name: parameters, hyper-parameters, modes. A
-    call whose guard fails is recorded. `step.explain()` tells what happens and why; see docs/replay.md.
+    A call is recorded if its arguments or something else that guards see are others than before. Of those that could be
+    replayed, some are recorded all the same, and compared with the replay: every one with `verify=1`, none with
+    `verify=0`, else many at first and one in 128 or so later. One that did otherwise raises `tarry.ReplayError`;
+    with `on_deviation="warn"` it warns, and all further calls are recorded. `step.explain()` says what happens and
+    why; see docs/replay.md for what a compiled function may depend on.
     """
     if fn is None:
-        return functools.partial(compile, warm_up=warm_up)
+        return functools.partial(compile, warm_up=warm_up, verify=verify, on_deviation=on_deviation)
     if not callable(fn):
         raise TypeError(f"tarry.compile takes a function, not {type(fn).__name__}")
     if isinstance(warm_up, bool) or not isinstance(warm_up, int) or warm_up < 1:
         raise ValueError(f"tarry.compile: warm_up is a number of calls, 1 or more, not {warm_up!r}")
-    return StepFunction(_runtime, fn, warm_up)
+    if verify not in (None, 0, 1):
+        raise ValueError(f"tarry.compile: verify is 1 (every call), 0 (none) or None (some), not {verify!r}")
+    if on_deviation not in ("raise", "warn"):
+        raise ValueError(f'tarry.compile: on_deviation is "raise" or "warn", not {on_deviation!r}')
+    return StepFunction(_runtime, fn, warm_up, verify, on_deviation)
 
 
 def forget_replays() -> None:

@@ -48,6 +48,42 @@ class RecompileError(TarryError):
     """
 
 
+class ReplayError(TarryError):
+    """A call of a function under `tarry.compile` was recorded to verify its replays, and did otherwise than a replay
+    would have done, though nothing had changed that guards can see. Replays since the last verified call may be wrong.
+    The call that raises was recorded: what it did to tensors is right.
+
+    Failing: `return x * float(open("scale").read())`. Cured: `return x * scale`, with `scale` an argument.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        function: str = "",
+        operator: str | None = None,
+        where: str | None = None,
+        before: object = None,
+        now: object = None,
+        call: int = 0,
+        replayed: tuple[int, ...] = (),
+        last_verified: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.function = function
+        self.operator = operator
+        """What was different first, if it was an operator's doing; `where` is its file and line,"""
+        self.where = where
+        self.before = before
+        """... and what was different about it: a number, say."""
+        self.now = now
+        self.call = call
+        """The number of the call that raises, counted from 1;"""
+        self.replayed = replayed
+        """... of those that were replayed since the last verified one, the first and the last, and how many."""
+        self.last_verified = last_verified
+
+
 class IRError(TarryError):
     """A graph breaks a rule of the intermediate representation: a fault of a pass or a backend, not of the program."""
 

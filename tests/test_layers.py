@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "store": {"errors", "events", "ir", "native", "trust"},
     "backends": {"errors", "ir", "passes", "native", "codegen", "generated", "store"},
     "runtime": {"errors", "config", "events", "ir", "passes", "backends", "native", "store"},
-    "replay": {"events", "native", "runtime"},
+    "replay": {"errors", "events", "native", "runtime"},
     "device": {"errors"},
     "custom_ops": {"errors", "native", "ir", "passes", "backends", "_api"},
     "_custom_op": {"custom_ops"},

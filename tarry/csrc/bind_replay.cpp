@@ -2,12 +2,15 @@
 #include "bind_replay.h"
 
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
 
 #include "generator.h"
 #include "guard.h"
 #include "host_reads.h"
+#include "numbers.h"
 #include "provenance.h"
 #include "replay.h"
+#include "verify.h"
 
 namespace py = pybind11;
 
@@ -32,7 +35,7 @@ Replay::Place to_place(const PlaceTuple& place) {
       {"argument", Replay::From::Argument},  {"gradient", Replay::From::Gradient},
       {"kept", Replay::From::Kept},          {"fresh", Replay::From::Fresh},
       {"uploaded", Replay::From::Uploaded},  {"host", Replay::From::UploadedHost},
-      {"nobody", Replay::From::Nobody}};
+      {"dropped", Replay::From::Dropped}};
   for (const auto& [name, from] : kinds) {
     if (place.first == name) {
       return {from, place.second};
@@ -96,13 +99,17 @@ std::unique_ptr<Replay> make_replay(
   return std::make_unique<Replay>(snapshot, std::move(plan));
 }
 
-py::object arm(Replay& replay, const py::list& leaves, const std::vector<double>& numbers) {
-  std::vector<at::Tensor> arguments;
-  arguments.reserve(leaves.size());
+std::vector<at::Tensor> tensors_in(const py::list& leaves) {
+  std::vector<at::Tensor> found;
+  found.reserve(leaves.size());
   for (const py::handle& leaf : leaves) {
-    arguments.push_back(THPVariable_Check(leaf.ptr()) ? THPVariable_Unpack(leaf.ptr()) : at::Tensor());
+    found.push_back(THPVariable_Check(leaf.ptr()) ? THPVariable_Unpack(leaf.ptr()) : at::Tensor());
   }
-  auto armed = replay.arm(arguments, numbers);
+  return found;
+}
+
+py::object arm(Replay& replay, const py::list& leaves, const std::vector<double>& numbers) {
+  auto armed = replay.arm(tensors_in(leaves), numbers);
   if (const auto* reason = std::get_if<std::string>(&armed)) {
     return py::str(*reason);
   }
@@ -111,6 +118,28 @@ py::object arm(Replay& replay, const py::list& leaves, const std::vector<double>
     results.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(tensor))));
   }
   return results;
+}
+
+py::tuple describe(const Node& node) {
+  const auto [file, line] = site_location(node.site);
+  return py::make_tuple(node.is_leaf() ? "an input" : node.op->name, file, line);
+}
+
+py::object compare_recorded(
+    const Snapshot& before, std::vector<uint32_t> sources_before, std::vector<uint32_t> roots_before,
+    std::vector<std::pair<uint32_t, uint64_t>> draws_before, const Snapshot& now, std::vector<uint32_t> sources,
+    std::vector<uint32_t> roots, std::vector<std::pair<uint32_t, uint64_t>> draws, bool numbers) {
+  const Recorded a{before, std::move(sources_before), std::move(roots_before), std::move(draws_before)};
+  const Recorded b{now, std::move(sources), std::move(roots), std::move(draws)};
+  const auto difference = compare(a, b, numbers);
+  if (!difference) {
+    return py::none();
+  }
+  static const char* const kinds[] = {"operator", "layout", "source", "wiring", "value", "draw"};
+  const bool is_value = difference->kind == Difference::Kind::Value;
+  return py::make_tuple(
+      kinds[static_cast<size_t>(difference->kind)], describe(*difference->before), describe(*difference->now), difference->argument,
+      is_value ? torch::jit::toPyObject(difference->was) : py::none(), is_value ? torch::jit::toPyObject(difference->is) : py::none());
 }
 
 void bind_guards(py::module& m) {
@@ -144,6 +173,7 @@ void bind_replay(py::module& m) {
         const auto found = trace.uploads.find(serial_of(tensor));
         return found == trace.uploads.end() ? std::nullopt : std::make_optional(found->second);
       }, "The foreign tensor that was copied into the storage of this one last.")
+      .def_readonly("shared", &Trace::shared)
       .def_property_readonly("reads", [](const Trace& trace) { return locations(trace.reads); })
       .def_property_readonly("overwritten", [](const Trace& trace) { return locations(trace.overwritten); });
   py::class_<HostReads>(m, "HostReads", "Watches the reads of host tensors by this thread, until stop().")
@@ -174,6 +204,21 @@ void bind_replay(py::module& m) {
           leaf.uploaded.reset();
         }
       })
+      .def("numbers", [](const Snapshot& snapshot) {
+        py::list result;
+        for (const NodePtr& node : snapshot.batch->order) {
+          std::vector<c10::IValue> numbers;
+          if (!node->is_leaf()) {
+            append_numbers(*node, numbers);
+          }
+          for (const c10::IValue& number : numbers) {
+            const bool is_seed = node->op->has(kRandom) && number.isInt() && number.toInt() == node->constants.back().toInt();
+            result.append(is_seed ? py::object(py::none()) : torch::jit::toPyObject(number));
+          }
+        }
+        return result;
+      }, "The numbers of all nodes, None for seeds.")
+      .def("set_numbers", &Snapshot::set_numbers)
       .def_readonly("root_serials", &Snapshot::serials)
       .def("root_is_alive", [](const Snapshot& snapshot, size_t i) { return !snapshot.storages.at(i).expired(); })
       .def("root_location", [](const Snapshot& snapshot, size_t i) { return site_location(snapshot.batch->roots.at(i).node->site); })
@@ -187,10 +232,15 @@ void bind_replay(py::module& m) {
         }
         return found;
       }, "Positions of the nodes that draw random numbers among all, with their seeds.");
+  m.def("compare", &compare_recorded,
+      "Whether two recordings compute the same: None; or the kind of difference, operator, file and line of the node before and of "
+      "the node now, and of a value the argument's name, what it was and what it is.");
   py::class_<Replay>(m, "Replay", "A step that can be made pending again without being recorded.")
       .def(py::init(&make_replay), py::kw_only(), py::arg("snapshot"), py::arg("sources"), py::arg("targets"), py::arg("results"),
           py::arg("gradients"), py::arg("holders"), py::arg("hosts"), py::arg("written"), py::arg("kept"), py::arg("seeds"),
           py::arg("draws"), py::arg("numbers"))
+      .def("refusal", [](const Replay& replay, const py::list& leaves) { return replay.refusal(tensors_in(leaves)); },
+          "Why the step cannot be replayed now; None if it can.")
       .def("arm", &arm, "The results, pending; or a string that says why the step cannot be replayed now.")
       .def_property_readonly("batch", [](Replay& replay) { return replay.batch(); });
 }

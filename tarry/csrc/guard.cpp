@@ -1,12 +1,14 @@
 #include "guard.h"
 
-#include <ATen/Context.h>
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/Device.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -70,6 +72,11 @@ std::vector<const c10::StorageImpl*> storages_of(const py::list& leaves) {
   return storages;
 }
 
+bool has_attributes(PyObject* tensor) {
+  PyObject** attributes = _PyObject_GetDictPtr(tensor);
+  return attributes && *attributes && PyDict_GET_SIZE(*attributes) != 0;
+}
+
 bool is_plain_strided(const at::Tensor& tensor) {
   return tensor.layout() == c10::kStrided && tensor.has_storage() && !tensor.is_conj() && !tensor.is_neg();
 }
@@ -122,15 +129,30 @@ bool TensorState::describes(const at::Tensor& tensor, bool same_storage, bool wi
 
 // ---- what is switched on
 
+static const void* innermost_hooks() {
+  const auto& stack = at::SavedTensorDefaultHooks::get_tls_state().stack;
+  return stack.empty() ? nullptr : stack.top().first.ptr(getPyInterpreter());
+}
+
 Ambient::Ambient()
     : function_modes(at::impl::PythonTorchFunctionTLS::stack_len()),
+      saved_tensor_hooks(innermost_hooks()),
       grad(c10::GradMode::is_enabled()),
       inference(c10::InferenceMode::is_enabled()),
       autocast(at::autocast::is_autocast_enabled(c10::DeviceType::PrivateUse1)),
       autocast_host(at::autocast::is_autocast_enabled(c10::DeviceType::CPU)),
+      autocast_cache(at::autocast::is_autocast_cache_enabled()),
       deterministic(at::globalContext().deterministicAlgorithms()),
       deterministic_warn_only(at::globalContext().deterministicAlgorithmsWarnOnly()),
       fill(at::globalContext().deterministicFillUninitializedMemory()),
+      anomaly(torch::autograd::AnomalyMode::is_enabled()),
+      anomaly_nan(torch::autograd::AnomalyMode::should_check_nan()),
+      flash(at::globalContext().userEnabledFlashSDP()),
+      memory_efficient(at::globalContext().userEnabledMemEfficientSDP()),
+      math(at::globalContext().userEnabledMathSDP()),
+      cudnn_attention(at::globalContext().userEnabledCuDNNSDP()),
+      overrideable(at::globalContext().userEnabledOverrideableSDP()),
+      precision(at::globalContext().float32MatmulPrecision()),
       autocast_dtype(at::autocast::get_autocast_dtype(c10::DeviceType::PrivateUse1)),
       autocast_host_dtype(at::autocast::get_autocast_dtype(c10::DeviceType::CPU)),
       default_dtype(c10::typeMetaToScalarType(c10::get_default_dtype())),
@@ -143,8 +165,9 @@ Ambient::Ambient()
 bool Ambient::operator==(const Ambient& other) const {
   const auto all = [](const Ambient& a) {
     return std::make_tuple(
-        a.included, a.excluded, a.function_modes, a.grad, a.inference, a.autocast, a.autocast_host, a.deterministic,
-        a.deterministic_warn_only, a.fill, a.autocast_dtype, a.autocast_host_dtype, a.default_dtype, a.device);
+        a.included, a.excluded, a.function_modes, a.saved_tensor_hooks, a.grad, a.inference, a.autocast, a.autocast_host,
+        a.autocast_cache, a.deterministic, a.deterministic_warn_only, a.fill, a.anomaly, a.anomaly_nan, a.flash, a.memory_efficient,
+        a.math, a.cudnn_attention, a.overrideable, a.precision, a.autocast_dtype, a.autocast_host_dtype, a.default_dtype, a.device);
   };
   return all(*this) == all(other);
 }
@@ -268,9 +291,9 @@ int64_t ArgumentGuard::failing(const py::list& leaves) const {
   const auto storages = storages_of(leaves);
   for (size_t i = 0; i < leaves_.size(); ++i) {
     PyObject* leaf = PyList_GET_ITEM(leaves.ptr(), static_cast<Py_ssize_t>(i));
-    // Of another type than Parameter, it may have a say in what operators do.
+    // A subclass may have a say in what operators do, and an attribute in what the function does.
     const bool same = tensors_[i]
-        ? THPVariable_CheckExact(leaf) && tensors_[i]->describes(THPVariable_Unpack(leaf), false)
+        ? THPVariable_CheckExact(leaf) && !has_attributes(leaf) && tensors_[i]->describes(THPVariable_Unpack(leaf), false)
         : same_value(leaf, leaves_[i]);
     if (!same || first_with_storage(storages, i) != first_alias_[i]) {
       return static_cast<int64_t>(i);

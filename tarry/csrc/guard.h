@@ -5,6 +5,7 @@
 // collector can see them. A model that knows its own step function would never be freed otherwise.
 #pragma once
 
+#include <ATen/Context.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "graph.h"
@@ -35,7 +36,10 @@ struct Ambient {
 
   uint64_t included, excluded; // dispatch keys: autocast, inference mode, dispatch modes, function transforms
   int64_t function_modes;
-  bool grad, inference, autocast, autocast_host, deterministic, deterministic_warn_only, fill;
+  const void* saved_tensor_hooks; // the innermost pair's
+  bool grad, inference, autocast, autocast_host, autocast_cache, deterministic, deterministic_warn_only, fill, anomaly, anomaly_nan;
+  bool flash, memory_efficient, math, cudnn_attention, overrideable; // kinds of attention
+  at::Float32MatmulPrecision precision;
   c10::ScalarType autocast_dtype, autocast_host_dtype, default_dtype;
   c10::DeviceIndex device;
 };

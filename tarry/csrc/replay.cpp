@@ -48,6 +48,7 @@ Trace::~Trace() {
 }
 
 void Trace::leaf(const NodePtr& node, TarryStorage& storage) {
+  shared = shared || std::this_thread::get_id() != thread;
   const auto found = uploads.find(storage.serial);
   leaves.push_back(
       {node, WeakStorage(StoragePtr::reclaim_copy(&storage)), storage.serial,
@@ -168,6 +169,35 @@ Snapshot::Snapshot(const Batch& original, const Trace& trace) : batch(copy_batch
   }
 }
 
+// ---- numbers that each run is given
+
+namespace {
+
+// Of all numbers of a batch, by their places in Batch::numbers(): a node, and which of its numbers.
+std::vector<std::pair<uint32_t, uint32_t>> number_places(const Batch& batch, const std::vector<uint32_t>& chosen) {
+  std::vector<std::pair<uint32_t, uint32_t>> all, found;
+  for (uint32_t i = 0; i < batch.order.size(); ++i) {
+    const Node& node = *batch.order[i];
+    const size_t count = node.is_leaf() ? 0 : count_numbers(node);
+    for (uint32_t k = 0; k < count; ++k) {
+      all.emplace_back(i, k);
+    }
+  }
+  for (const uint32_t number : chosen) {
+    found.push_back(all.at(number));
+  }
+  return found;
+}
+
+} // namespace
+
+void Snapshot::set_numbers(const std::vector<uint32_t>& places, const std::vector<double>& numbers) {
+  const auto found = number_places(*batch, places);
+  for (size_t i = 0; i < found.size(); ++i) {
+    set_number(*batch->order[found[i].first], found[i].second, numbers.at(i));
+  }
+}
+
 // ---- arming
 
 Replay::Replay(const Snapshot& snapshot, Plan plan) : batch_(copy_batch(*snapshot.batch)), plan_(std::move(plan)) {
@@ -175,17 +205,7 @@ Replay::Replay(const Snapshot& snapshot, Plan plan) : batch_(copy_batch(*snapsho
       plan_.sources.size() == snapshot.leaves.size() && plan_.targets.size() == batch_->roots.size(),
       "tarry: a replay needs a source for each leaf and a target for each root");
   renew_nodes();
-  std::vector<std::pair<uint32_t, uint32_t>> places; // of all numbers
-  for (uint32_t i = 0; i < batch_->order.size(); ++i) {
-    const Node& node = *batch_->order[i];
-    const size_t count = node.is_leaf() ? 0 : count_numbers(node);
-    for (uint32_t k = 0; k < count; ++k) {
-      places.emplace_back(i, k);
-    }
-  }
-  for (const uint32_t number : plan_.numbers) {
-    number_places_.push_back(places.at(number));
-  }
+  number_places_ = number_places(*batch_, plan_.numbers);
 }
 
 void Replay::renew_nodes() {
@@ -278,7 +298,7 @@ std::optional<std::string> Replay::check_contents(const Storages& found) const {
     }
   }
   for (size_t i = 0; i < plan_.targets.size(); ++i) {
-    if (plan_.targets[i].from == From::Nobody) {
+    if (plan_.targets[i].from == From::Dropped || plan_.targets[i].from == From::Fresh) {
       continue;
     }
     const TarryStorage* storage = found.at(plan_.targets[i]);
@@ -288,6 +308,15 @@ std::optional<std::string> Replay::check_contents(const Storages& found) const {
     }
   }
   return std::nullopt;
+}
+
+std::optional<std::string> Replay::refusal(const std::vector<at::Tensor>& arguments) const {
+  Storages storages{plan_, {}, {}, {}, {}};
+  if (auto reason = find_storages(arguments, storages)) {
+    return reason;
+  }
+  std::lock_guard<std::mutex> guard(batch_->state->mutex);
+  return check_contents(storages);
 }
 
 void Replay::draw_seeds() {
@@ -325,7 +354,7 @@ std::variant<std::vector<at::Tensor>, std::string> Replay::arm(
   for (size_t i = 0; i < plan_.targets.size(); ++i) {
     if (plan_.targets[i].from == From::Fresh) {
       const Layout* home = batch_->roots[i].node->output_layout(batch_->roots[i].output);
-      storages.fresh[i] = c10::make_intrusive<TarryStorage>(&state, home, home->nbytes);
+      storages.fresh.at(plan_.targets[i].index) = c10::make_intrusive<TarryStorage>(&state, home, home->nbytes);
     }
   }
   std::vector<at::Tensor> uploaded(leaves_.size());

@@ -39,6 +39,7 @@ struct Trace {
   ska::flat_hash_map<uint64_t, at::Tensor> uploads; // by the serial of the storage
   std::vector<uint32_t> reads; // sites where values were read
   std::vector<uint32_t> overwritten; // sites where foreign data were copied into a storage that existed before
+  bool shared = false; // whether another thread has recorded something meanwhile
 };
 
 // To be called without the lock where a value is read, and where a storage gets a copy of a foreign tensor.
@@ -58,6 +59,8 @@ inline void trace_upload(const TarryStorage& storage, const at::Tensor& source) 
 // The batch of a traced call, copied before it runs: nodes of its own, and storages by weak reference.
 struct Snapshot {
   Snapshot(const Batch& batch, const Trace& trace);
+  // Numbers by their places in Batch::numbers().
+  void set_numbers(const std::vector<uint32_t>& places, const std::vector<double>& numbers);
 
   std::shared_ptr<Batch> batch;
   std::vector<Trace::Leaf> leaves; // in the batch's order
@@ -73,10 +76,10 @@ class Replay {
     Argument, // that of a tensor among the arguments
     Gradient, // that of the gradient which a holder has when the call begins
     Kept, // one that outlives calls
-    Fresh, // made anew; the index is that of the root
+    Fresh, // made anew
     Uploaded, // of a leaf: a copy of a host tensor among the arguments
     UploadedHost, // of a leaf: a copy of a host tensor that outlives calls
-    Nobody, // of a root: nobody has it when the call is over
+    Dropped, // of a root: nothing has it when the call is over
   };
   struct Place {
     From from;
@@ -108,6 +111,8 @@ class Replay {
   // No step may be in the air. Makes the step pending, with these arguments and numbers, and gives the results; or says why it
   // cannot, and changes nothing.
   std::variant<std::vector<at::Tensor>, std::string> arm(const std::vector<at::Tensor>& arguments, const std::vector<double>& numbers);
+  // Why arm() would do nothing with these arguments, if it would not.
+  std::optional<std::string> refusal(const std::vector<at::Tensor>& arguments) const;
   const std::shared_ptr<Batch>& batch() { return batch_; }
 
  private:

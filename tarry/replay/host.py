@@ -14,8 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tarry.native import C
-from tarry.replay.code import is_foreign
-from tarry.replay.contents import PLAIN
+from tarry.replay.checks import PLAIN
 from tarry.replay.rates import note_rates
 from tarry.replay.reasons import NotReplayableError, where
 
@@ -27,6 +26,7 @@ _READS = {
 
 _LITERALS = {"tensor", "as_tensor", "scalar_tensor", "zeros", "ones", "full", "arange", "linspace", "eye"}
 _LONGEST_LITERAL = 4096
+_ATTRIBUTES = (torch.Tensor.grad, torch.Tensor.data, torch.Tensor.requires_grad)
 
 
 class HostWatch(TorchFunctionMode):
@@ -39,6 +39,7 @@ class HostWatch(TorchFunctionMode):
         self._ignored = ignored
         self._found = ""
         self._literals: dict[int, torch.Tensor] = {}  # on the host, by id
+        self.set_attributes: list[torch.Tensor] = []  # tensors whose .grad, .data or .requires_grad was set
 
     def __enter__(self) -> HostWatch:
         self._reads = C.HostReads()
@@ -80,6 +81,8 @@ class HostWatch(TorchFunctionMode):
                     f"it changes a host tensor at {_user_line()}, which a replay would not. If it is an optimizer's "
                     f"step count, give the optimizer capturable=True"
                 )
+        if name in ("__set__", "__delete__") and getattr(func, "__self__", None) in _ATTRIBUTES:
+            self.set_attributes.append(args[0])
         result = func(*args, **(kwargs or {}))
         if name in _LITERALS and isinstance(result, torch.Tensor):
             note_rates([*args, *(kwargs or {}).values()])
@@ -107,7 +110,8 @@ def _writes(name: str, kwargs: Any) -> bool:
 
 
 def _user_line() -> str:
+    """The innermost line that is not torch's or tarry's."""
     frame = sys._getframe(2)
-    while frame.f_back is not None and is_foreign(frame.f_code.co_filename):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "tarry"):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

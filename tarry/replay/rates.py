@@ -7,20 +7,17 @@ from the rates: all else that they could depend on is guarded. From then on a re
 
 Values are matched, so expressions must be told apart by them: if two have the same value in both calls, or one has a
 value that did not change, nothing is concluded. Nor is anything if the call does more with a rate than arithmetic:
-compares it, converts it, prints it, makes a tensor of it. What C functions do with a float is not seen, so only torch's
-own optimizers are followed, which call none, in functions whose code does not look at rates itself.
+compares it, converts it, prints it, makes a tensor of it. What C functions do with a float is not seen: verification is
+what finds a number that does not follow as it seemed to.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
-
-from tarry.replay.evidence import Number
 
 Expression: TypeAlias = tuple[Any, ...]
 """("rate", which), ("number", value), or the name of an operator and the expressions that it takes."""
@@ -33,7 +30,6 @@ _LOOKS = (
     "bool", "eq", "ne", "lt", "le", "gt", "ge", "hash", "int", "float", "trunc", "floor", "ceil", "round", "abs",
     "mod", "rmod", "divmod", "rdivmod", "floordiv", "rfloordiv", "str", "repr", "format", "pos", "getnewargs",
 )  # fmt: skip
-_NAMES = frozenset({"lr", "param_groups", "get_last_lr", "state_dict", "defaults"})
 
 
 class Rate(float):
@@ -105,17 +101,6 @@ for _name in ("add", "sub", "mul", "truediv", "pow"):
 for _name in (*(f"__{name}__" for name in _LOOKS), "conjugate", "is_integer", "hex", "as_integer_ratio"):
     setattr(Rate, _name, _look(_name))
 Rate.real = property(operator.pos)  # type: ignore[method-assign,assignment]
-
-
-def looks_at_rates(code: types.CodeType) -> bool:
-    """Whether code names learning rates, or that which has them."""
-    words = {*code.co_names}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType) and looks_at_rates(constant):
-            return True
-        items = constant if isinstance(constant, tuple | frozenset) else (constant,)
-        words.update(item for item in items if isinstance(item, str))
-    return not _NAMES.isdisjoint(words)
 
 
 def note_rates(value: Any) -> None:
@@ -217,24 +202,30 @@ class Schedule:
         return "learning rates of an optimizer that were the same, or did not change, have changed"
 
 
-def schedule(before: RateWatch, earlier: Sequence[Number], now: RateWatch, later: Sequence[Number]) -> Schedule | None:
+def schedule(before: RateWatch, earlier: Sequence[Any], now: RateWatch, later: Sequence[Any]) -> Schedule | None:
     """How the numbers of two calls that did the same follow from their rates; None if that is not clear."""
     same_groups = len(before.groups) == len(now.groups) and all(map(operator.is_, before.groups, now.groups))
-    if not same_groups or before.leaders != now.leaders or before.looked_at or now.looked_at:
+    if (
+        not same_groups
+        or before.leaders != now.leaders
+        or before.looked_at
+        or now.looked_at
+        or len(earlier) != len(later)
+    ):
         return None
     varying = {k for k, (a, b) in enumerate(zip(before.values, now.values, strict=True)) if a != b}
     if not varying:
         return None
     first, second = before.expressions(varying), now.expressions(varying)
     follows: dict[int, Expression] = {}
-    for a, b in zip(earlier, later, strict=True):
-        candidates = first.get(repr(a.value), set()) & second.get(repr(b.value), set())
-        unchanged = type(a.value) is type(b.value) and repr(a.value) == repr(b.value)
+    for k, (a, b) in enumerate(zip(earlier, later, strict=True)):
+        candidates = first.get(repr(a), set()) & second.get(repr(b), set())
+        unchanged = type(a) is type(b) and repr(a) == repr(b)
         if unchanged and not candidates:
             continue
-        if unchanged or len(candidates) != 1 or type(b.value) is not float:
+        if unchanged or len(candidates) != 1 or type(b) is not float:
             return None
-        follows[b.index] = candidates.pop()
+        follows[k] = candidates.pop()
     expressions = list(dict.fromkeys(follows.values()))
     return Schedule(
         now.groups,

@@ -226,25 +226,25 @@ CASES: dict[Callable[..., Any], str] = {
     decides_by_numpy: "draws random numbers on the host",
     makes_on_the_host: "a host tensor at .*test_refusals.py:.* that was made inside",
     copies_a_host_tensor_over_a_literal: "a host tensor at .*test_refusals.py:.* that was made inside",
-    makes_another_each_time: "read or wrote other tensors",
+    makes_another_each_time: "reads another tensor at",
     reads_the_host: "reads a host tensor at .*test_refusals.py",
     reads_the_host_as_a_number: "reads a host tensor at .*test_refusals.py",
     changes_the_host: "changes HOST, a tensor on the host",
     copies_into_an_existing_tensor: "copies a host tensor into an existing one at .*test_refusals.py",
     counts: "changes its surroundings: KEPT.count",
-    decides_by_a_generators_chance: "draws random numbers on the host, from RANDOM",
-    decides_by_numpys_generator: "draws random numbers on the host, from NUMPY_RANDOM",
+    decides_by_a_generators_chance: "draws random numbers from RANDOM",
+    decides_by_numpys_generator: "draws random numbers from NUMPY_RANDOM",
     takes_the_next: "can take from NUMBERS, a cycle",
     takes_from_a_generator: "can take from GENERATED, a generator",
     takes_from_a_queue: "can take from QUEUE, a Queue",
     reads_a_file: "can take from LINES, a StringIO",
-    uses_the_time: "a number of aten::mul.* at .*test_refusals.py.* was",
-    keeps_a_tensor: "made at .*test_refusals.py:.* is kept when the call is over",
+    uses_the_time: "'other' of aten::mul.* at .*test_refusals.py.* was",
+    keeps_a_tensor: "changes its surroundings: KEPT.value is another object",
     adds_a_closure: "adds a step closure",
     cuts: "computed in 2 parts",
     runs_eagerly: "reads a value at .*test_refusals.py",
     seeds: "seeds the generator|draws random numbers",
-    draws_from_another_generator: "another generator",
+    draws_from_another_generator: "draws random numbers from GENERATOR",
     returns_a_graph: r"Return it detached: .detach\(\)",
     retains_its_graph: r"Return it detached: .detach\(\)",
     differentiates_twice: "grad",
@@ -263,7 +263,7 @@ def test_reason(function: Callable[..., Any]) -> None:
     GENERATOR = torch.Generator("tarry")
     WEIGHT = torch.ones(3, device="tarry", requires_grad=True)
     KEPT.value, KEPT.count = None, 0
-    step = tarry.compile(function)
+    step = tarry.compile(function, verify=0)
     for _ in range(4):
         step(torch.ones(3, device="tarry"))
     assert step.replays == 0
@@ -274,7 +274,7 @@ def test_reason(function: Callable[..., Any]) -> None:
 
 def test_an_argument_with_a_graph() -> None:
     weight = torch.ones(3, device="tarry", requires_grad=True)
-    step = tarry.compile(lambda x: x * 2)
+    step = tarry.compile(lambda x: x * 2, verify=0)
     for _ in range(4):
         result = step(weight * 1)
         result.sum().backward()
@@ -290,7 +290,7 @@ class Counting(torch.optim.AdamW):
 def test_a_step_count_on_the_host_asks_for_capturable() -> None:
     watched = trainer("tarry", mlp, lambda model: Counting(model.parameters()))
     eager = trainer("cpu", mlp, lambda model: Counting(model.parameters()))
-    step = tarry.compile(watched.step)
+    step = tarry.compile(watched.step, verify=0)
     for x, y in batches(6):
         torch.testing.assert_close(step(x.to("tarry"), y.to("tarry")).cpu(), eager.step(x, y), rtol=1e-4, atol=1e-5)
     assert step.replays == 0
@@ -303,7 +303,7 @@ def test_a_rate_on_the_host_is_read_as_a_number() -> None:
         trainer(device, mlp, lambda model: torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1)))
         for device in ("tarry", "cpu")
     )
-    step = tarry.compile(watched.step)
+    step = tarry.compile(watched.step, verify=0)
     for k, (x, y) in enumerate(batches(8)):
         for t in (eager, watched):
             t.optimizer.param_groups[0]["lr"].fill_(0.1 if k < 5 else 0.01)
@@ -312,7 +312,7 @@ def test_a_rate_on_the_host_is_read_as_a_number() -> None:
 
 
 def test_a_number_that_comes_as_a_host_argument() -> None:
-    step = tarry.compile(lambda x, rate: torch.add(x, x, alpha=rate))
+    step = tarry.compile(lambda x, rate: torch.add(x, x, alpha=rate), verify=0)
     for rate in (1.0, 1.0, 1.0, 2.0):
         assert step(torch.ones(1, device="tarry"), torch.tensor(rate)).item() == 1 + rate
     assert step.replays == 0
@@ -328,7 +328,7 @@ def test_a_scheduler_inside_the_function() -> None:
         scheduler.step()
         return loss
 
-    step = tarry.compile(function)
+    step = tarry.compile(function, verify=0)
     for x, y in batches(4, device="tarry"):
         step(x, y)
     assert step.replays == 0
@@ -336,7 +336,7 @@ def test_a_scheduler_inside_the_function() -> None:
 
 
 def test_what_is_never_replayed_is_looked_at_more_and_more_rarely() -> None:
-    step = tarry.compile(reads)
+    step = tarry.compile(reads, verify=0)
     for _ in range(10):
         step(torch.ones(3, device="tarry"))
     assert "are recorded without looking" in step.explain()
@@ -351,7 +351,7 @@ def test_a_module_that_keeps_its_activations() -> None:
             return F.relu(self.last)
 
     model = Keeping()
-    step = tarry.compile(lambda x: model(x))
+    step = tarry.compile(lambda x: model(x), verify=0)
     for _ in range(4):
         x = torch.ones(2, device="tarry")
         step(x)

@@ -17,7 +17,7 @@ pytestmark = tarry_only
 
 def test_a_graph_that_has_saved_nothing_is_not_lost() -> None:
     weight = torch.ones(3, device="tarry", requires_grad=True)
-    step = tarry.compile(lambda x: (weight + x).sum())
+    step = tarry.compile(lambda x: (weight + x).sum(), verify=0)
     for _ in range(6):
         weight.grad = None
         (step(torch.ones(3, device="tarry")) + (weight * 0.5).sum()).backward()
@@ -28,7 +28,7 @@ def test_a_graph_that_has_saved_nothing_is_not_lost() -> None:
 
 
 def test_transforms_and_tangents_see_the_function() -> None:
-    step = tarry.compile(lambda x: (x * x).sum())
+    step = tarry.compile(lambda x: (x * x).sum(), verify=0)
     x = torch.ones(3, device="tarry")
     for _ in range(4):
         step(x)
@@ -54,7 +54,7 @@ class Increasing(Tensor):
 
 
 def test_a_subclass_as_an_argument() -> None:
-    step = tarry.compile(lambda x: torch.mul(x, 2.0))
+    step = tarry.compile(lambda x: torch.mul(x, 2.0), verify=0)
     x = torch.ones(3, device="tarry")
     for _ in range(4):
         step(x)
@@ -64,14 +64,14 @@ def test_a_subclass_as_an_argument() -> None:
 
 
 def test_a_subclass_as_a_result() -> None:
-    step = tarry.compile(lambda x: (x * 2).as_subclass(Increasing))
+    step = tarry.compile(lambda x: (x * 2).as_subclass(Increasing), verify=0)
     for _ in range(4):
         assert type(step(torch.ones(3, device="tarry"))) is Increasing
     assert step.replays == 0
 
 
 def test_an_argument_with_attributes() -> None:
-    step = tarry.compile(lambda x: x * x.scale)
+    step = tarry.compile(lambda x: x * x.scale, verify=0)
     for scale in (2.0, 2.0, 2.0, 3.0):
         x: Any = torch.ones(3, device="tarry")
         x.scale = scale
@@ -83,7 +83,7 @@ def test_a_gradient_in_another_layout() -> None:
     weight = torch.ones(2, 2, device="tarry", requires_grad=True)
     weight.grad = torch.zeros(2, 2, device="tarry")
 
-    @tarry.compile
+    @tarry.compile(verify=0)
     def step(x: Tensor) -> Tensor:
         (weight * x).sum().backward()
         return x * 1

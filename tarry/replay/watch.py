@@ -9,7 +9,8 @@ from __future__ import annotations
 import gc
 import random
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,12 +18,12 @@ from torch.utils._pytree import TreeSpec, tree_flatten  # private; checked on to
 
 from tarry.native import C
 from tarry.replay.autograd import graph_is_alive
-from tarry.replay.contents import PLAIN
-from tarry.replay.environment import Environment
-from tarry.replay.evidence import Evidence, Made, Number, Place, Result
+from tarry.replay.capture import Capture, Made, Place, Result
+from tarry.replay.checks import PLAIN
+from tarry.replay.guards import Guards
 from tarry.replay.host import HostWatch
 from tarry.replay.rates import RateWatch
-from tarry.replay.reasons import CountedOnHostError, NotReplayableError, where
+from tarry.replay.reasons import CountedOnHostError, DisturbedError, NotReplayableError, where
 from tarry.runtime.sync import Runtime
 
 
@@ -40,39 +41,50 @@ def _host_rng() -> tuple[Any, ...]:
     )
 
 
-class Witness:
-    """Watches one call."""
+class Watch:
+    """Watches one call. `rates` are parameter groups whose learning rates are to note what is computed from them."""
 
-    def __init__(self, runtime: Runtime, environment: Environment, leaves: list[Any]) -> None:
+    def __init__(
+        self, runtime: Runtime, guards: Guards, leaves: list[Any], rates: Sequence[dict[str, Any]] = ()
+    ) -> None:
         self._runtime = runtime
-        self._environment = environment
+        self._guards = guards
         self._leaves = leaves
         self._device = C.current_device()
-        self._holders = [t for t in environment.tensors if t.requires_grad and t.is_leaf]
+        self._holders = [t for t in guards.tensors if t.requires_grad and t.is_leaf]
         self._argument_holders = [
             (k, t) for k, t in enumerate(leaves) if isinstance(t, torch.Tensor) and t.requires_grad and t.is_leaf
         ]
         self._snapshots: list[Any] = []
+        self._disturbed = False
+        self.rates = RateWatch(rates)
 
-    def watch(self, call: Callable[[], Any]) -> Any:
-        """Call, and note what happens. What the call raises is raised."""
+    def run(self, call: Callable[[], Any]) -> Any:
+        """Call, and note what happens. What the call raises is raised. Nothing is pending when it begins."""
         runtime = self._runtime
-        runtime.sync_all("before a compiled function")
         self._gradients = [_gradient_serial(t) for t in self._holders]
         self._argument_gradients = [_gradient_serial(t) for _, t in self._argument_holders]
         self._device_rng = _device_rng(self._device)
         self._host_rng = _host_rng()
+        self._generators = self._guards.generator_states()
         self._closures = runtime.closures_added
+        self._rates_before = repr([group["lr"] for group in self._guards.rates])
         self._trace = C.Trace(self._device)
-        runtime.observer = lambda batch: self._snapshots.append(C.Snapshot(batch, self._trace))
-        self._host = HostWatch(self._trace, self._environment.counts.keys())
-        self.rates = RateWatch(self._environment.rates)
+        thread = threading.get_ident()
+
+        def observe(batch: Any) -> None:
+            self._disturbed = self._disturbed or threading.get_ident() != thread
+            self._snapshots.append(C.Snapshot(batch, self._trace))
+
+        runtime.observer = observe
+        self._host = HostWatch(self._trace, self._guards.counts.keys())
         try:
             with self._host, self.rates:
                 result = call()
             runtime.sync_all("end of a compiled function")
             self._reads, self._overwritten = self._trace.reads, self._trace.overwritten
             self._first_serial = self._trace.first_serial
+            self._disturbed = self._disturbed or self._trace.shared
         finally:
             runtime.observer = None
             del self._trace
@@ -80,8 +92,10 @@ class Witness:
 
     # ---- the verdict
 
-    def judge(self, result: Any) -> Evidence:
+    def judge(self, result: Any) -> Capture:
         """What the call did. Raises NotReplayableError if a replay could not do the same."""
+        if self._disturbed:
+            raise DisturbedError("another thread recorded something, or needed a value, during the call")
         self._check_conduct()
         snapshot = self._snapshots[0]
         self._kept: list[int] = []
@@ -89,42 +103,37 @@ class Witness:
         hosts: list[torch.Tensor] = []
         sources = [self._source(leaf, hosts) for leaf in snapshot.leaves()]
         snapshot.forget_uploads()
-        self._fresh = {serial: k for k, serial in enumerate(snapshot.root_serials) if serial >= self._first_serial}
-        self._claimed: set[int] = set()
+        self._made_storages = {s: k for k, s in enumerate(snapshot.root_serials) if s >= self._first_serial}
+        self._claimed: dict[int, int] = {}  # serials of those that outlive the call, numbered
         results, tree, made = self._results(result)
-        gradients, holders = self._new_gradients()
+        gradients = self._new_gradients()
         targets = self._targets(snapshot)
-        numbers, draws, seeds = self._numbers(snapshot)
+        draws, seeds = self._draws(snapshot)
         written = {serial for serial in snapshot.root_serials if serial and serial < self._first_serial}
-        evidence = Evidence(
-            snapshot,
-            snapshot.batch.structure(),
-            {
-                "sources": sources,
-                "targets": targets,
-                "kept": self._kept,
-                "seeds": seeds,
-                "draws": draws,
-                "made": made,
-                "gradients": gradients,
-                "holders": [id(t) for t in holders],
-                "hosts": [self._identity(t) for t in hosts],
-            },
-            numbers,
-            results,
-            tree,
-            holders,
-            hosts,
-            [t for t in self._environment.tensors if C.storage_serial(t) in written],
+        capture = Capture(
+            snapshot=snapshot,
+            sources=sources,
+            targets=targets,
+            kept=self._kept,
+            seeds=seeds,
+            draws=draws,
+            made=made,
+            gradients=gradients,
+            holders=self._holders,
+            hosts=hosts,
+            host_identities=[self._identity(t) for t in hosts],
+            results=results,
+            result_tree=tree,
+            written=[t for t in self._guards.tensors if C.storage_serial(t) in written],
         )
-        counted = self._environment.counted_on_host()
+        counted = self._guards.counted_on_host()
         if counted:  # the last obstacle: it may be moved out of the way
-            raise CountedOnHostError(self._environment.changed_host_tensor(), counted, evidence)
-        return evidence
+            raise CountedOnHostError(self._guards.changed_host_tensor(), counted, capture)
+        return capture
 
     def _check_conduct(self) -> None:
         """What the call must not do, whatever its graph is."""
-        name = self._environment.changed_host_tensor(with_counts=False)
+        name = self._guards.changed_host_tensor(with_counts=False)
         if name is not None:
             advice = ": give the optimizer capturable=True" if name.endswith("['step']") else ""
             raise NotReplayableError(f"it changes {name}, a tensor on the host, which a replay would not{advice}")
@@ -141,16 +150,16 @@ class Witness:
                 f"it copies a host tensor into an existing one at {where(self._overwritten[0])}. Pass the host tensor "
                 f"as an argument, and move it with .to('tarry')"
             )
-        changed = self._environment.failing(with_gradients=False, with_counts=False)
+        if repr([group["lr"] for group in self._guards.rates]) != self._rates_before:
+            raise NotReplayableError("it changes its surroundings: the learning rate of an optimizer")
+        changed = self._guards.failing(with_gradients=False, with_counts=False, with_rates=not self._guards.rates)
         if changed != -1:
-            raise NotReplayableError(f"it changes its surroundings: {self._environment.explain(changed)}")
+            raise NotReplayableError(f"it changes its surroundings: {self._guards.explain_failing(changed)}")
         if _host_rng() != self._host_rng:
             raise NotReplayableError("it draws random numbers on the host. Draw them on device 'tarry'")
-        generator = self._environment.drawn_from()
-        if generator is not None:
-            raise NotReplayableError(
-                f"it draws random numbers on the host, from {generator}. Draw them on device 'tarry'"
-            )
+        for (name, before), (_, after) in zip(self._generators, self._guards.generator_states(), strict=True):
+            if before != after:
+                raise NotReplayableError(f"it draws random numbers from {name}. Draw from the device's own generator")
         if not self._snapshots:
             raise NotReplayableError("it records nothing")
         if len(self._snapshots) != 1:
@@ -159,7 +168,7 @@ class Witness:
                 f"runs eagerly"
             )
         if not self._snapshots[0].whole:
-            raise NotReplayableError("it depends on a step that was interrupted, or failed")
+            raise DisturbedError("it depends on a step that was interrupted, or failed")
         if self._snapshots[0].batch.device != self._device:
             raise NotReplayableError("it computes on another device than the current one")
 
@@ -176,10 +185,10 @@ class Witness:
                 serial = C.storage_serial(leaf)
                 if serial:
                     self._arguments.setdefault(serial, k)
-        for tensor in self._environment.tensors:
+        for tensor in self._guards.tensors:
             if tensor.grad_fn is not None:
                 raise NotReplayableError(
-                    f"{self._environment.names[id(tensor)]} has a grad_fn: a backward pass would leave the function"
+                    f"{self._guards.names[id(tensor)]} has a grad_fn: a backward pass would leave the function"
                 )
         self._old_gradients = {serial: k for k, serial in enumerate(self._gradients) if serial}
 
@@ -207,7 +216,7 @@ class Witness:
         for k, leaf in enumerate(self._leaves):
             if leaf is uploaded:
                 return "uploaded", k
-        if any(tensor is uploaded for tensor in self._environment.tensors) or self._host.is_literal(uploaded):
+        if any(tensor is uploaded for tensor in self._guards.tensors) or self._host.is_literal(uploaded):
             if not any(uploaded is host for host in hosts):
                 hosts.append(uploaded)
             return "host", next(k for k, host in enumerate(hosts) if host is uploaded)
@@ -218,7 +227,7 @@ class Witness:
 
     def _identity(self, host: torch.Tensor) -> Any:
         """What two calls must agree in about a host tensor that they use: the contents of one that each has made."""
-        if id(host) in self._environment.names:
+        if id(host) in self._guards.names:
             return id(host)
         return host.dtype, tuple(host.shape), bytes(host.contiguous().flatten().view(torch.uint8).tolist())
 
@@ -229,10 +238,12 @@ class Witness:
             for k, serial in enumerate(snapshot.root_serials):
                 place = self._place(serial)
                 if place is None:
-                    claimed = serial in self._claimed
-                    if not claimed and serial and snapshot.root_is_alive(k):
-                        unknown.append(k)
-                    place = ("fresh", k) if claimed else ("nobody", 0)
+                    if serial in self._claimed:
+                        place = "fresh", self._claimed[serial]
+                    else:
+                        place = "dropped", 0
+                        if serial and snapshot.root_is_alive(k):
+                            unknown.append(k)
                 targets.append(place)
             if not unknown:
                 return targets
@@ -243,7 +254,10 @@ class Witness:
             f"other than its result or a .grad"
         )
 
-    def _new_gradients(self) -> tuple[list[tuple[Place, Made | None]], list[torch.Tensor]]:
+    def _claim(self, serial: int) -> Place:
+        return "fresh", self._claimed.setdefault(serial, len(self._claimed))
+
+    def _new_gradients(self) -> list[tuple[Place, Made | None]]:
         changes: list[tuple[Place, Made | None]] = []
         owners: list[tuple[Place, torch.Tensor, int]] = [
             (("kept", k), t, before) for k, (t, before) in enumerate(zip(self._holders, self._gradients, strict=True))
@@ -257,27 +271,37 @@ class Witness:
                 if before:
                     changes.append((place, None))
             elif after != before:
-                if after not in self._fresh or gradient.requires_grad:
+                if after not in self._made_storages or gradient.requires_grad:
                     raise NotReplayableError("it sets a .grad to a tensor that is not simply computed in the call")
-                self._claimed.add(after)
-                changes.append((place, _made(("fresh", self._fresh[after]), gradient)))
-        return changes, self._holders
+                changes.append((place, _made(self._claim(after), gradient)))
+        known = {id(tensor) for _, tensor, _ in owners}
+        for tensor in self._host.set_attributes:
+            serial = C.storage_serial(tensor)
+            if id(tensor) not in known and serial and serial < self._first_serial:
+                raise NotReplayableError(
+                    "it sets .grad, .data or .requires_grad of a tensor that none of its guards leads to. Name the "
+                    "module or the optimizer that has the tensor in the function"
+                )
+        return changes
 
     def _results(self, result: Any) -> tuple[list[Result], TreeSpec, list[Made]]:
         leaves, tree = tree_flatten(result)
         results: list[Result] = []
         made: list[Made] = []
+        numbered: dict[int, int] = {}
         for leaf in leaves:
             found = next((k for k, argument in enumerate(self._leaves) if argument is leaf), None)
             if isinstance(leaf, PLAIN):
                 results.append(Result("value", leaf))
             elif found is not None:
                 results.append(Result("argument", found))
-            elif not isinstance(leaf, torch.Tensor) or id(leaf) in self._environment.names:
+            elif not isinstance(leaf, torch.Tensor) or id(leaf) in self._guards.names:
                 results.append(Result("object", leaf))
             else:
-                results.append(Result("made", len(made)))
-                made.append(_made(self._result_place(leaf), leaf))
+                if id(leaf) not in numbered:
+                    numbered[id(leaf)] = len(made)
+                    made.append(_made(self._result_place(leaf), leaf))
+                results.append(Result("made", numbered[id(leaf)]))
         return results, tree, made
 
     def _result_place(self, tensor: torch.Tensor) -> Place:
@@ -293,21 +317,15 @@ class Witness:
         if tensor.is_conj() or tensor.is_neg():
             raise NotReplayableError("it returns a conjugated or negated view. Call .resolve_conj() on it")
         serial = C.storage_serial(tensor)
-        if serial in self._fresh:
-            self._claimed.add(serial)
-            return "fresh", self._fresh[serial]
+        if serial in self._made_storages:
+            return self._claim(serial)
         place = self._place(serial)
         if place is None or place[0] == "kept":
             raise NotReplayableError("it returns a tensor that it has not computed: a copy of a host tensor, or a view")
         return place
 
-    def _numbers(self, snapshot: Any) -> tuple[list[Number], int, list[tuple[int, int]]]:
-        numbers = [
-            Number(argument[1], argument[2], node["op"], where((node["file"], node["line"])))
-            for node in snapshot.batch.raw()["nodes"]
-            for argument in _flat(node["args"])
-            if argument[0] in ("number", "wrapped")
-        ]
+    def _draws(self, snapshot: Any) -> tuple[int, list[tuple[int, int]]]:
+        """How many seeds the call has drawn, and which random node has which of them."""
         before, after = self._device_rng, _device_rng(self._device)
         if before[0] != after[0] or after[1] < before[1]:
             raise NotReplayableError("it seeds the generator of device 'tarry'. Seed outside of the function")
@@ -318,7 +336,7 @@ class Witness:
             if seed not in drawn:
                 raise NotReplayableError("it draws random numbers from another generator than the device's own")
             seeds.append((node, drawn[seed]))
-        return numbers, draws, seeds
+        return draws, seeds
 
 
 def _gradient_serial(tensor: torch.Tensor) -> int:
@@ -331,11 +349,3 @@ def _gradient_serial(tensor: torch.Tensor) -> int:
 
 def _made(place: Place, tensor: torch.Tensor) -> Made:
     return place, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
-
-
-def _flat(arguments: list[Any]) -> list[Any]:
-    """The arguments of a raw node, those in lists among them."""
-    found = []
-    for argument in arguments:
-        found += _flat(argument[1]) if argument[0] == "list" else [argument]
-    return found

@@ -1,0 +1,172 @@
+"""What a recorded call did, in a form that can be compared with another call and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch.utils._pytree import TreeSpec  # private; checked on torch 2.11 and 2.13
+
+from tarry.native import C
+from tarry.replay.reasons import where
+
+Place: TypeAlias = tuple[str, int]
+"""Where a storage comes from at a replay; see `Replay::From` in csrc/replay.h."""
+Made: TypeAlias = tuple[Place, torch.dtype, tuple[int, ...], tuple[int, ...], int]
+"""A tensor that each replay makes anew: its storage, dtype, sizes, strides and offset."""
+
+
+@dataclass
+class Result:
+    """One leaf of what a call returned: how a replay comes by it."""
+
+    kind: str  # "made", "argument", "object", "value"
+    value: Any  # made: its number among the made; argument: its index; else the object itself
+
+    def same(self, other: Result) -> bool:
+        if self.kind != other.kind:
+            return False
+        if self.kind == "object":
+            return self.value is other.value
+        return type(self.value) is type(other.value) and repr(self.value) == repr(other.value)
+
+
+@dataclass
+class Deviation:
+    """What a call did otherwise than an earlier one. Without an operator, `text` says it all."""
+
+    text: str
+    operator: str | None = None
+    where: str | None = None
+    before: Any = None
+    now: Any = None
+
+
+@dataclass
+class Capture:
+    """All that a replay of a call would do."""
+
+    snapshot: Any
+    sources: list[Place]  # per leaf
+    targets: list[Place]  # per root
+    kept: list[int]  # serials of storages that outlive the call
+    seeds: list[tuple[int, int]]
+    draws: int
+    made: list[Made]
+    gradients: list[tuple[Place, Made | None]]
+    holders: list[torch.Tensor]
+    hosts: list[torch.Tensor]
+    host_identities: list[Any]
+    results: list[Result]
+    result_tree: TreeSpec
+    written: list[torch.Tensor]
+
+    def difference(self, before: Capture, *, numbers: bool = True) -> Deviation | None:
+        """What this call did otherwise than an earlier one; None if they did the same. Without `numbers`, those that
+        operators were given may be others."""
+        theirs, mine = before._roots(), self._roots()
+        for place in theirs.keys() ^ mine.keys():
+            capture, verb = (self, "writes") if place in mine else (before, "does not write any more")
+            root = (mine if place in mine else theirs)[place]
+            return Deviation(f"it {verb} a tensor that was computed at {where(capture.snapshot.root_location(root))}")
+        places: dict[Any, int] = {}
+        found = C.compare(
+            before.snapshot,
+            before._numbered_sources(places),
+            list(theirs.values()),
+            before.seeds,
+            self.snapshot,
+            self._numbered_sources(places),
+            [mine[place] for place in theirs],
+            self.seeds,
+            numbers,
+        )
+        if found is not None:
+            return _describe(*found)
+        if self.draws != before.draws:
+            return Deviation(
+                f"it drew {before.draws} random seeds and then {self.draws}", None, None, before.draws, self.draws
+            )
+        if self._gradient_changes() != before._gradient_changes() or self.made != before.made:
+            return Deviation("it set other gradients, or returned tensors of other types")
+        return self._other_result(before)
+
+    def _other_result(self, before: Capture) -> Deviation | None:
+        if self.result_tree != before.result_tree or repr(self.result_tree) != repr(before.result_tree):
+            return Deviation("it returned another structure")
+        for mine, theirs in zip(self.results, before.results, strict=True):
+            if not mine.same(theirs):
+                return Deviation(
+                    f"it returned {theirs.value!r} and then {mine.value!r}: a replay could only return the same again. "
+                    f"Return tensors, and read them outside",
+                    None,
+                    None,
+                    theirs.value,
+                    mine.value,
+                )
+        return None
+
+    def _key(self, place: Place) -> Any:
+        """A place in terms that do not depend on the call."""
+        match place:
+            case "kept", k:
+                return "kept", self.kept[k]
+            case "host", k:
+                return "host", self.host_identities[k]
+            case "gradient", k:
+                return "gradient", id(self.holders[k])
+        return place
+
+    def _roots(self) -> dict[Any, int]:
+        """The roots whose storages outlive the call, by what these are."""
+        return {self._key(place): k for k, place in enumerate(self.targets) if place[0] != "dropped"}
+
+    def _numbered_sources(self, places: dict[Any, int]) -> list[int]:
+        return [places.setdefault(self._key(place), len(places)) for place in self.sources]
+
+    def _gradient_changes(self) -> list[Any]:
+        return [(id(self.holders[k]) if kind == "kept" else (kind, k), made) for (kind, k), made in self.gradients]
+
+    def replay(self, numbers: Sequence[int] = ()) -> Any:
+        """The native object that replays the call. These numbers are given to it at each run."""
+        return C.Replay(
+            snapshot=self.snapshot,
+            sources=self.sources,
+            targets=self.targets,
+            results=self.made,
+            gradients=self.gradients,
+            holders=self.holders,
+            hosts=self.hosts,
+            written=self.written,
+            kept=self.kept,
+            seeds=self.seeds,
+            draws=self.draws,
+            numbers=list(numbers),
+        )
+
+
+def _describe(
+    kind: str, before: tuple[str, str, int], now: tuple[str, str, int], argument: str, was: Any, new: Any
+) -> Deviation:
+    """A difference between two nodes, as csrc/verify.h has found it."""
+    operator, place = now[0], where(now[1:])
+    match kind:
+        case "value":
+            text = f"{argument!r} of {operator} at {place} was {was!r} and is {new!r} now"
+            if "optim" in place:
+                text += ". If it follows from an optimizer's step count, give the optimizer capturable=True"
+            return Deviation(text, operator, place, was, new)
+        case "operator":
+            text = f"it recorded {operator} at {place} where it had recorded {before[0]} at {where(before[1:])}"
+            return Deviation(text, operator, place, before[0], operator)
+        case "source":
+            text = f"it reads another tensor at {place} than before"
+        case "layout":
+            text = f"{operator} at {place} has arguments of other shapes or types"
+        case "draw":
+            text = f"{operator} at {place} draws its random numbers at another point of the sequence"
+        case _:
+            text = f"{operator} at {place} takes other values, or other views of them"
+    return Deviation(text, operator, place)

@@ -1,0 +1,678 @@
+"""Step functions that depend on what no guard can see, or do what no replay can do. Each is a function of a device that
+gives a `Case`; the tables at the end are what `test_hostile.py` runs."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import random
+import tempfile
+import types
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import tarry
+from tests.replay.hostile_places import Place, Slots
+
+
+@dataclass
+class Case:
+    """A step function, and something that happens to what it depends on."""
+
+    step: Callable[[Tensor], Any]
+    change: Callable[[], object] = lambda: None
+    state: Callable[[], list[Tensor]] = list
+
+
+Make = Callable[[str], Case]
+
+
+def in_place(place: Callable[[], Place]) -> Make:
+    """A step that scales by a number in such a place."""
+
+    def make(device: str) -> Case:
+        read, write = place()
+
+        def step(x: Tensor) -> Tensor:
+            return x * read() + 1
+
+        return Case(step, lambda: write(3.0))
+
+    return make
+
+
+# ---- effects: what a number that no guard sees can do. It is False at first, and becomes True.
+
+Effect = Callable[[Slots, str], Case]
+EFFECTS: dict[str, Effect] = {}
+
+
+def effect(function: Effect) -> Effect:
+    EFFECTS[function.__name__] = function
+    return function
+
+
+def _trained(device: str) -> tuple[nn.Linear, torch.optim.SGD]:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).to(device)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def _parameters(model: nn.Module) -> Callable[[], list[Tensor]]:
+    return lambda: [*model.parameters(), *model.buffers()]
+
+
+@effect
+def another_operator(flag: Slots, device: str) -> Case:
+    return Case(lambda x: (x.exp() if flag.value else x.sin()) + 1)
+
+
+@effect
+def one_more_operator(flag: Slots, device: str) -> Case:
+    def step(x: Tensor) -> Tensor:
+        y = x * 2
+        if flag.value:
+            y = y + 1
+        return y.tanh()
+
+    return Case(step)
+
+
+@effect
+def one_operator_less(flag: Slots, device: str) -> Case:
+    return Case(lambda x: x if flag.value else x * 2)
+
+
+@effect
+def another_order(flag: Slots, device: str) -> Case:
+    return Case(lambda x: (x + 1) * 2 if flag.value else x * 2 + 1)
+
+
+@effect
+def operands_change_places(flag: Slots, device: str) -> Case:
+    return Case(lambda x: (x.sin() - x.cos()) if flag.value else (x.cos() - x.sin()))
+
+
+@effect
+def another_constant(flag: Slots, device: str) -> Case:
+    return Case(lambda x: x.sum(dim=1 if flag.value else 0, keepdim=True).sum())
+
+
+@effect
+def another_number(flag: Slots, device: str) -> Case:
+    return Case(lambda x: x * (0.5 if flag.value else 0.25))
+
+
+@effect
+def negative_zero(flag: Slots, device: str) -> Case:
+    return Case(lambda x: 1 / (x * 0 * (-0.0 if flag.value else 0.0) - (0.0 if flag.value else -0.0)))
+
+
+@effect
+def not_a_number(flag: Slots, device: str) -> Case:
+    return Case(lambda x: x + (float("nan") if flag.value else 1.0))
+
+
+@effect
+def another_type_of_number(flag: Slots, device: str) -> Case:
+    return Case(lambda x: x.long() * (1.0 if flag.value else 1))
+
+
+@effect
+def a_bool_for_a_number(flag: Slots, device: str) -> Case:
+    return Case(lambda x: (x > 0) + (1 if flag.value else True))
+
+
+@effect
+def another_dtype(flag: Slots, device: str) -> Case:
+    return Case(lambda x: x.double() if flag.value else x.half())
+
+
+@effect
+def another_view(flag: Slots, device: str) -> Case:
+    return Case(lambda x: (x[1:3] if flag.value else x[:2]) * 2)
+
+
+@effect
+def another_shape(flag: Slots, device: str) -> Case:
+    return Case(lambda x: x.flatten() * 2 if flag.value else x * 2)
+
+
+@effect
+def another_transpose(flag: Slots, device: str) -> Case:
+    square = torch.arange(9.0, device=device).view(3, 3)
+    return Case(lambda x: x @ (square.t() if flag.value else square))
+
+
+@effect
+def another_tensor(flag: Slots, device: str) -> Case:
+    a, b = torch.ones(3, device=device), torch.full((3,), 5.0, device=device)
+    return Case(lambda x: x * (b if flag.value else a))
+
+
+@effect
+def another_argument_twice(flag: Slots, device: str) -> Case:
+    other = torch.full((4, 3), 3.0, device=device)
+    return Case(lambda x: x + (other if flag.value else x))
+
+
+@effect
+def another_structure(flag: Slots, device: str) -> Case:
+    return Case(lambda x: [x * 2] if flag.value else (x * 2,))
+
+
+@effect
+def another_key(flag: Slots, device: str) -> Case:
+    return Case(lambda x: {1 if flag.value else True: x * 2})
+
+
+@effect
+def another_value(flag: Slots, device: str) -> Case:
+    return Case(lambda x: (x * 2, "late" if flag.value else "early"))
+
+
+@effect
+def an_equal_value(flag: Slots, device: str) -> Case:
+    return Case(lambda x: (x * 2, 1.0 if flag.value else 1))
+
+
+@effect
+def results_change_places(flag: Slots, device: str) -> Case:
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = x * 2, x * 3
+        return (b, a) if flag.value else (a, b)
+
+    return Case(step)
+
+
+@effect
+def one_result_twice(flag: Slots, device: str) -> Case:
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = x * 2, x * 3
+        return (a, a) if flag.value else (a, b)
+
+    return Case(step)
+
+
+@effect
+def the_argument_itself(flag: Slots, device: str) -> Case:
+    return Case(lambda x: x if flag.value else x.clone())
+
+
+@effect
+def no_result(flag: Slots, device: str) -> Case:
+    return Case(lambda x: None if flag.value else x * 2)
+
+
+@effect
+def the_argument_is_written(flag: Slots, device: str) -> Case:
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        if flag.value:
+            x.add_(1)
+        return y, x
+
+    return Case(step)
+
+
+@effect
+def another_buffer_is_written(flag: Slots, device: str) -> Case:
+    a, b = torch.zeros(3, device=device), torch.zeros(3, device=device)
+
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        (b if flag.value else a).add_(x.sum(0))
+        return a * 1, b * 1
+
+    return Case(step, state=lambda: [a, b])
+
+
+@effect
+def one_more_buffer_is_written(flag: Slots, device: str) -> Case:
+    a, b = torch.zeros(3, device=device), torch.zeros(3, device=device)
+
+    def step(x: Tensor) -> Tensor:
+        a.add_(x.sum(0))
+        if flag.value:
+            b.add_(1)
+        return a + b
+
+    return Case(step, state=lambda: [a, b])
+
+
+@effect
+def a_hidden_list_of_buffers(flag: Slots, device: str) -> Case:
+    hidden = Slots([torch.zeros(3, device=device), torch.ones(3, device=device)])
+
+    def step(x: Tensor) -> Tensor:
+        return x * hidden.value[1 if flag.value else 0]
+
+    return Case(step)
+
+
+@effect
+def one_more_draw(flag: Slots, device: str) -> Case:
+    def step(x: Tensor) -> Tensor:
+        if flag.value:
+            torch.rand(2, device=x.device)
+        return F.dropout(x, 0.0) * 2 if not flag.value else x * 3
+
+    return Case(step)
+
+
+@effect
+def a_value_is_read(flag: Slots, device: str) -> Case:
+    return Case(lambda x: x * x.sum().item() if flag.value else x * 2)
+
+
+@effect
+def a_branch_by_a_value(flag: Slots, device: str) -> Case:
+    return Case(lambda x: x * 3 if flag.value and x.sum() > -1e9 else x * 2)
+
+
+@effect
+def an_eager_operator(flag: Slots, device: str) -> Case:
+    return Case(lambda x: x.nonzero() * 2 if flag.value else x * 2)
+
+
+@effect
+def a_host_tensor_is_read(flag: Slots, device: str) -> Case:
+    host = torch.tensor([2.0, 3.0])
+    return Case(lambda x: x * (host[1].item() if flag.value else 2.0))
+
+
+@effect
+def a_host_tensor_is_made(flag: Slots, device: str) -> Case:
+    return Case(lambda x: x + (torch.arange(3.0) * 2).to(device) if flag.value else x * 2)
+
+
+@effect
+def a_literal(flag: Slots, device: str) -> Case:
+    return Case(lambda x: x * torch.tensor([1.0, 2.0, 3.0 + bool(flag.value)], device=device))
+
+
+@effect
+def the_loss(flag: Slots, device: str) -> Case:
+    model, optimizer = _trained(device)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = (F.l1_loss if flag.value else F.mse_loss)(model(x), torch.zeros(len(x), 2, device=device))
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Case(step, state=_parameters(model))
+
+
+@effect
+def no_gradient_through_a_part(flag: Slots, device: str) -> Case:
+    model, optimizer = _trained(device)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        y = model(x)
+        loss = (y.detach() * y if flag.value else y * y).mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Case(step, state=_parameters(model))
+
+
+@effect
+def gradients_add_up(flag: Slots, device: str) -> Case:
+    model, optimizer = _trained(device)
+
+    def step(x: Tensor) -> Tensor:
+        if not flag.value:
+            optimizer.zero_grad()
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        return loss.detach()
+
+    return Case(step, state=lambda: [p.grad for p in model.parameters() if p.grad is not None])
+
+
+@effect
+def the_step_is_left_out(flag: Slots, device: str) -> Case:
+    model, optimizer = _trained(device)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        if not flag.value:
+            optimizer.step()
+        return loss.detach()
+
+    return Case(step, state=_parameters(model))
+
+
+@effect
+def another_optimizer(flag: Slots, device: str) -> Case:
+    model, first = _trained(device)
+    second = torch.optim.SGD(model.parameters(), lr=0.3)
+
+    def step(x: Tensor) -> Tensor:
+        first.zero_grad()
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        (second if flag.value else first).step()
+        return loss.detach()
+
+    return Case(step, state=_parameters(model))
+
+
+@effect
+def the_decay_of_an_average(flag: Slots, device: str) -> Case:
+    average = torch.zeros(3, device=device)
+
+    def step(x: Tensor) -> Tensor:
+        average.lerp_(x.mean(0), 0.5 if flag.value else 0.1)
+        return average.clone()
+
+    return Case(step, state=lambda: [average])
+
+
+@effect
+def clipping(flag: Slots, device: str) -> Case:
+    model, optimizer = _trained(device)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01 if flag.value else 100.0)
+        optimizer.step()
+        return loss.detach()
+
+    return Case(step, state=_parameters(model))
+
+
+@effect
+def a_compiled_function_inside(flag: Slots, device: str) -> Case:
+    inner = tarry.compile(lambda x: x * (3 if flag.value else 2)) if device == "tarry" else None
+    return Case(lambda x: (inner or (lambda x: x * (3 if flag.value else 2)))(x) + 1)
+
+
+@effect
+def recursion(flag: Slots, device: str) -> Case:
+    def step(x: Tensor, depth: int = 0) -> Tensor:
+        return x if depth == (4 if flag.value else 3) else step(x * 2, depth + 1)
+
+    return Case(step)
+
+
+@effect
+def a_gradient_is_returned(flag: Slots, device: str) -> Case:
+    weight = torch.ones(3, device=device, requires_grad=True)
+
+    def step(x: Tensor) -> Any:
+        weight.grad = None
+        (x * weight * (3 if flag.value else 2)).sum().backward()
+        return weight.grad
+
+    return Case(step)
+
+
+@effect
+def a_tensor_is_kept(flag: Slots, device: str) -> Case:
+    kept: Slots = Slots(None)
+
+    def step(x: Tensor) -> Tensor:
+        y = x * 2
+        if flag.value:
+            kept.value = y + 1
+        return y if kept.value is None else y + kept.value
+
+    return Case(step)
+
+
+def with_effect(make: Effect) -> Make:
+    def made(device: str) -> Case:
+        flag = Slots(False)
+        case = make(flag, device)
+        case.change = lambda: setattr(flag, "value", True)
+        return case
+
+    return made
+
+
+# ---- functions with a state of their own, which a replay would not advance
+
+OWN: dict[str, Make] = {}
+
+
+def own(function: Make) -> Make:
+    OWN[function.__name__] = function
+    return function
+
+
+@own
+def an_iterator(device: str) -> Case:
+    numbers = itertools.cycle([1, 1, 1, 1, 5])
+    return Case(lambda x: x * next(numbers))
+
+
+@own
+def a_generator(device: str) -> Case:
+    numbers = (1 + (k % 5 == 4) for k in itertools.count())
+    return Case(lambda x: x * next(numbers))
+
+
+@own
+def a_queue(device: str) -> Case:
+    numbers: queue.Queue[int] = queue.Queue()
+    for k in range(1000):
+        numbers.put(1 + (k % 5 == 4))
+    return Case(lambda x: x * numbers.get())
+
+
+@own
+def a_stream(device: str) -> Case:
+    path = Path(tempfile.mkdtemp()) / "numbers"
+    path.write_text("1\n1\n1\n1\n5\n" * 100)
+    file = path.open()
+    return Case(lambda x: x * int(file.readline()))
+
+
+@own
+def a_random_number(device: str) -> Case:
+    generator = random.Random(0)
+    return Case(lambda x: x * (2 if generator.random() < 0.8 else 3))
+
+
+@own
+def a_random_number_of_numpy(device: str) -> Case:
+    generator = numpy.random.default_rng(0)
+    return Case(lambda x: x * (2 if generator.random() < 0.8 else 3))
+
+
+@own
+def a_random_number_of_torch(device: str) -> Case:
+    generator = torch.Generator().manual_seed(0)
+    return Case(lambda x: x * (2 if torch.rand(1, generator=generator) < 0.8 else 3))
+
+
+@own
+def a_counter(device: str) -> Case:
+    counter = types.SimpleNamespace(count=0)
+
+    def step(x: Tensor) -> Tensor:
+        counter.count += 1
+        return x * (3 if counter.count % 5 == 0 else 2)
+
+    return Case(step)
+
+
+@own
+def a_counter_in_a_list(device: str) -> Case:
+    counter = [0]
+
+    def step(x: Tensor) -> Tensor:
+        counter[0] += 1
+        return x * (3 if counter[0] % 5 == 0 else 2)
+
+    return Case(step)
+
+
+@own
+def accumulation(device: str) -> Case:
+    model, optimizer = _trained(device)
+    counter = {"count": 0}
+
+    def step(x: Tensor) -> Tensor:
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        counter["count"] += 1
+        if counter["count"] % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.detach()
+
+    return Case(step, state=_parameters(model))
+
+
+@own
+def a_scheduler(device: str) -> Case:
+    model, optimizer = _trained(device)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        return loss.detach()
+
+    return Case(step, state=_parameters(model))
+
+
+@own
+def losses_that_are_kept(device: str) -> Case:
+    losses: list[Tensor] = []
+
+    def step(x: Tensor) -> Tensor:
+        losses.append(x.sum())
+        return torch.stack(losses).sum()
+
+    return Case(step, state=lambda: losses)
+
+
+@own
+def a_deque_of_results(device: str) -> Case:
+    recent: deque[Tensor] = deque(maxlen=3)
+
+    def step(x: Tensor) -> Tensor:
+        recent.append(x * 2)
+        return torch.stack(list(recent)).sum()
+
+    return Case(step)
+
+
+@own
+def a_hidden_tensor_is_replaced(device: str) -> Case:
+    hidden = Slots(torch.zeros(3, device=device))
+
+    def step(x: Tensor) -> Tensor:
+        hidden.value = hidden.value * 0.5 + x.sum(0)
+        return hidden.value * 2
+
+    return Case(step)
+
+
+@own
+def hidden_tensors_change_places(device: str) -> Case:
+    hidden = Slots([torch.zeros(3, device=device), torch.ones(3, device=device)])
+
+    def step(x: Tensor) -> Tensor:
+        hidden.value.reverse()
+        return x * hidden.value[0]
+
+    return Case(step)
+
+
+@own
+def gradients_of_hidden_parameters(device: str) -> Case:
+    torch.manual_seed(0)
+    hidden = Slots(nn.Linear(3, 2).to(device))
+
+    def step(x: Tensor) -> Tensor:
+        hidden.value.zero_grad()
+        loss = hidden.value(x).pow(2).mean()
+        loss.backward()
+        return loss.detach()
+
+    return Case(step, state=lambda: [p.grad for p in hidden.value.parameters()])
+
+
+@own
+def data_of_a_hidden_parameter(device: str) -> Case:
+    others = Slots([torch.ones(3, device=device), torch.full((3,), 2.0, device=device)])
+    hidden = Slots(nn.Parameter(torch.zeros(3, device=device)))
+
+    def step(x: Tensor) -> Tensor:
+        y = x * hidden.value.detach()
+        hidden.value.data = others.value[0]
+        others.value.reverse()
+        return y
+
+    return Case(step)
+
+
+# ---- changes that guards see
+
+SEEN: dict[str, Callable[[nn.Module, torch.optim.Optimizer], object]] = {
+    "a learning rate": lambda model, optimizer: optimizer.param_groups[0].update(lr=0.01),
+    "momentum": lambda model, optimizer: optimizer.param_groups[0].update(momentum=0.5),
+    "weight decay": lambda model, optimizer: optimizer.param_groups[0].update(weight_decay=0.1),
+    "nesterov": lambda model, optimizer: optimizer.param_groups[0].update(nesterov=True),
+    "dropout": lambda model, optimizer: setattr(model[1], "p", 0.0),
+    "evaluation": lambda model, optimizer: model.eval(),
+    "a module": lambda model, optimizer: model.__setitem__(1, nn.Tanh()),
+    "a module more": lambda model, optimizer: model.append(nn.Tanh()),
+    "a module less": lambda model, optimizer: model.__delitem__(1),
+    "a parameter": lambda model, optimizer: setattr(model[0], "bias", None),
+    "frozen": lambda model, optimizer: model[0].weight.requires_grad_(False),
+    "tied": lambda model, optimizer: setattr(model[0], "bias", model[2].bias),
+    "data": lambda model, optimizer: setattr(model[0].bias, "data", torch.ones_like(model[0].bias)),
+    "in place": lambda model, optimizer: model[0].bias.data.fill_(3.0),
+    "a hook": lambda model, optimizer: model[0].register_forward_hook(lambda m, i, o: o * 2),
+    "a hook of a tensor": lambda model, optimizer: model[0].weight.register_hook(lambda g: g * 2),
+    "a forward of its own": lambda model, optimizer: setattr(model[1], "forward", lambda x: x * 3),
+    "loaded": lambda model, optimizer: optimizer.load_state_dict(optimizer.state_dict()),
+    "another group": lambda model, optimizer: optimizer.add_param_group(
+        {"params": [torch.ones(1, requires_grad=True)]}
+    ),
+    "no gradients": lambda model, optimizer: model.zero_grad(),
+    "a state that is gone": lambda model, optimizer: optimizer.state.clear(),
+}
+
+
+def seen(change: Callable[[nn.Module, torch.optim.Optimizer], object]) -> Make:
+    """A training step whose surroundings change."""
+
+    def make(device: str) -> Case:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(1.0), nn.Linear(3, 3)).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = (model(x) - 1).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return Case(step, lambda: change(model, optimizer), _parameters(model))
+
+    return make
