@@ -154,7 +154,7 @@ class FxLowering(LoweringContext[torch.fx.Node]):
         if is_opaque(node) or node.op in self._hidden:
             return self._opaque(node, args)
         if node.op in FORMS and any(isinstance(arg, Number) for arg in node.args):
-            return [with_tensors(self._call, node, args, self._is_element.__contains__)]
+            return [with_tensors(self._call, node, args, self._is_element.__contains__, self.device)]
         listed = [list(arg) if isinstance(arg, tuple) else arg for arg in args]
         if node.op == "aten::cat":
             joined = [arg for arg, value in zip(listed[0], node.operands, strict=True) if 0 not in value.type.sizes]

@@ -44,13 +44,20 @@ def _div(emit: Emit, a: Any, b: Any) -> Any:
 
 
 def _addcmul(emit: Emit, x: Any, a: Any, b: Any, value: Any = 1) -> Any:
-    product = emit(aten.mul.Tensor, a, b)
-    return emit(aten.add.Tensor, x, product if _is_one(value) else emit(aten.mul.Tensor, product, value))
+    return emit(aten.add.Tensor, x, emit(aten.mul.Tensor, emit(aten.mul.Tensor, a, b), value))
 
 
 def _addcdiv(emit: Emit, x: Any, a: Any, b: Any, value: Any = 1) -> Any:
-    quotient = emit(aten.div.Tensor, a, b)
-    return emit(aten.add.Tensor, x, quotient if _is_one(value) else emit(aten.mul.Tensor, quotient, value))
+    return emit(aten.add.Tensor, x, emit(aten.mul.Tensor, emit(aten.div.Tensor, a, b), value))
+
+
+# On a CPU, eager multiplies by the number first: with a small one, the product does not overflow.
+def _addcmul_cpu(emit: Emit, x: Any, a: Any, b: Any, value: Any = 1) -> Any:
+    return emit(aten.add.Tensor, x, emit(aten.mul.Tensor, emit(aten.mul.Tensor, a, value), b))
+
+
+def _addcdiv_cpu(emit: Emit, x: Any, a: Any, b: Any, value: Any = 1) -> Any:
+    return emit(aten.add.Tensor, x, emit(aten.div.Tensor, emit(aten.mul.Tensor, a, value), b))
 
 
 def _lerp(emit: Emit, a: Any, b: Any, weight: Any) -> Any:
@@ -62,7 +69,7 @@ def _pow(emit: Emit, a: Any, b: Any) -> Any:
 
 
 def _fill(emit: Emit, x: Any, value: Any) -> Any:
-    return emit(aten.add.Tensor, emit(aten.zeros_like, x), value)
+    return emit(aten.mul.Tensor, emit(aten.ones_like, x), value)  # added to zero, -0.0 would lose its sign
 
 
 def _full(emit: Emit, size: Sequence[int], value: Any) -> Any:
@@ -70,15 +77,17 @@ def _full(emit: Emit, size: Sequence[int], value: Any) -> Any:
 
 
 def _clamp(emit: Emit, x: Any, low: Any = None, high: Any = None) -> Any:
-    return emit(aten.clamp.Tensor, x, low, high)
+    if low is not None:
+        x = _clamp_min(emit, x, low)
+    return x if high is None else _clamp_max(emit, x, high)
 
 
 def _clamp_min(emit: Emit, x: Any, low: Any) -> Any:
-    return emit(aten.clamp.Tensor, x, low, None)
+    return emit(aten.maximum.default, low, x)  # in this order: of two zeros, eager takes the value
 
 
 def _clamp_max(emit: Emit, x: Any, high: Any) -> Any:
-    return emit(aten.clamp.Tensor, x, None, high)
+    return emit(aten.minimum.default, high, x)
 
 
 def _masked_fill(emit: Emit, x: Any, mask: Any, value: Any) -> Any:
@@ -115,6 +124,8 @@ FORMS: dict[str, Callable[..., Any]] = {
 }
 """Operators whose numbers can be inputs, with the same computed from tensors. Arguments in the order of the schema."""
 
+_CPU_FORMS = {"aten::addcmul": _addcmul_cpu, "aten::addcdiv": _addcdiv_cpu}
+
 _CONSTANT_AT_FIRST = frozenset({"aten::pow.Tensor_Scalar", "aten::pow.Scalar", "aten::clamp", "aten::clamp_min"})
 # An exponent that the compiler knows is worth a program of its own: x**2 is a multiplication, x**e a call. Bounds and
 # what is masked with hardly ever change.
@@ -148,13 +159,17 @@ def takes_number(node: Node, number: Number, varied: bool) -> bool:
     results = {value.type.dtype for value in node.results}
     if torch.bool in results or (number.dtype == torch.float64 and not all(d.is_floating_point for d in results)):
         return False  # logic on numbers, or a number that is truncated first
+    if op == "aten::pow.Tensor_Scalar" and not all(d.is_floating_point for d in results):
+        return False  # a negative power of integers is an error, which the form with tensors does not raise
     if varied:
         return True
     # Whole numbers stand for themselves as a rule: alpha=1, 1 - x, x * 2. Those that count steps are found out.
     return number.dtype == torch.float64 and op not in _CONSTANT_AT_FIRST
 
 
-def with_tensors(emit: Emit, node: Node, args: Sequence[Any], is_number: Callable[[Any], bool]) -> Any:
+def with_tensors(
+    emit: Emit, node: Node, args: Sequence[Any], is_number: Callable[[Any], bool], device: torch.device
+) -> Any:
     """Append the calls for a node some of whose arguments are elements of the vectors of numbers."""
     (result,) = node.results
     target = result.type.dtype
@@ -171,7 +186,8 @@ def with_tensors(emit: Emit, node: Node, args: Sequence[Any], is_number: Callabl
         if number or (dtype is not None and dtype != computed and not mask):
             arg = emit(aten._to_copy.default, arg, dtype=computed)
         cast.append(arg)
-    made = FORMS[node.op](emit, *cast)
+    form = _CPU_FORMS.get(node.op) if device.type == "cpu" else None
+    made = (form or FORMS[node.op])(emit, *cast)
     if node.op == "aten::masked_fill.Scalar" or node.op == "aten::fill.Scalar" or computed != target:
         made = emit(aten._to_copy.default, made, dtype=target)
     return made

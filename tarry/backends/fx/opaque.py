@@ -75,6 +75,27 @@ def keep_mask() -> Any:
     return getattr(torch.ops, NAMESPACE).keep_mask.default
 
 
+_exact: dict[Any, Any] = {}
+
+
+def exact(overload: Any) -> Any:
+    """The operator itself under a name that a compiler does not know: it calls eager's kernel."""
+    if overload not in _exact:
+        schema = str(overload._schema)
+        name = "exact_" + schema[: schema.index("(")].removeprefix("aten::").replace(".", "_")
+        library = _library()
+        library.define(name + schema[schema.index("(") :], tags=(torch.Tag.needs_exact_strides,))
+        library.impl(name, overload, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{NAMESPACE}::{name}", overload, lib=library)
+        _exact[overload] = getattr(getattr(torch.ops, NAMESPACE), name).default
+    return _exact[overload]
+
+
+def called_exactly(made: Any) -> Any:
+    """The operator that `exact` has given this form; what is given if there is none."""
+    return next((overload for overload, known in _exact.items() if known is made), made)
+
+
 def is_masked(node: Node, device: torch.device) -> bool:
     """Whether a node is dropout of which only the mask is opaque: the compiler sees that it multiplies."""
     return (

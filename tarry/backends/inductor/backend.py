@@ -24,6 +24,7 @@ from tarry.backends.inductor.capture import Capture
 from tarry.backends.inductor.guards import Guards
 from tarry.backends.inductor.launch import launch_list
 from tarry.backends.inductor.lifetimes import short_lifetimes
+from tarry.backends.inductor.numerics import as_eager_rounds, decompositions, signed_zeros
 from tarry.backends.inductor.phases import has_phases, kept_apart
 from tarry.backends.inductor.settings import apply_settings, fingerprint, is_json, settings
 from tarry.backends.inductor.symbolic import SymbolicSizes, check_results
@@ -178,9 +179,10 @@ class InductorBackend(Backend):
             "size_asserts": False,  # the runtime checks the inputs by the structure of the graph
             "fallback_random": not self.device_random,
             **short_lifetimes(self.device, graph),
+            **as_eager_rounds(),
             **self.options,
         }
-        with config.patch(options):
+        with config.patch(options), signed_zeros():
             yield
 
 
@@ -249,10 +251,9 @@ def _compile(
 
 def _trace(module: torch.fx.GraphModule, examples: list[torch.Tensor]) -> torch.fx.GraphModule:
     """The graph in the operators that Inductor knows; its nodes keep the marks of those that they come from."""
-    from torch._inductor.decomposition import select_decomp_table
     from torch.fx.traceback import preserve_node_meta
 
-    table = select_decomp_table()
+    table = decompositions()
     if not has_phases(module):
         return make_fx(module, decomposition_table=table)(*examples)
     with preserve_node_meta():

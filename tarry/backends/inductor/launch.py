@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from tarry.backends.fx import FxProgram
-from tarry.backends.fx.opaque import keep_mask
+from tarry.backends.fx.opaque import called_exactly, keep_mask
 from tarry.backends.fx.symbolic import SymbolicFxProgram
 from tarry.ir.sizes import Polynomial
 from tarry.native import C
@@ -322,7 +322,7 @@ class _Reader:
 
     def _overload(self, call: ast.Call, function: Any) -> Any:
         """The operator that is called: torch.ops' own, or one that Inductor names by `extern_kernels`."""
-        found = function
+        found = called_exactly(function)
         match call.func:
             case ast.Attribute(value=ast.Name(id="extern_kernels"), attr=name):
                 packet = getattr(torch.ops.aten, "addmm" if name == "bias_addmm" else name, None)

@@ -298,6 +298,10 @@ class TSLoweringContext(LoweringContext[JitValue]):
             if base not in self._inputs:  # offsets count from the start of the value's own buffer
                 source = self._copy(source, base)
             exact = True
+        elif op == "aten::view.dtype" and 1 in base.type.sizes:
+            # Strides of dimensions of size 1 are free (that of an expanded scalar is 0), but not to this operator.
+            source = self._one("aten::clone", source, torch.contiguous_format)
+            exact = node.results[0].type.is_contiguous
         elif op in ("aten::view.dtype", "aten::view_as_complex") and not exact:
             source = self._one("aten::contiguous", source, torch.contiguous_format)
             exact = node.results[0].type.is_contiguous
