@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -613,3 +614,10 @@ def test_batch_norm_with_one_frozen_parameter(frozen: str) -> None:
         return found.cpu()
 
     torch.testing.assert_close(gradient("tarry"), gradient("cpu"))
+
+
+@pytest.mark.parametrize("shape", [(1,), (3, 1), (1, 4)])
+def test_bytes_of_a_tensor_whose_dimensions_have_free_strides(shape: tuple[int, ...]) -> None:
+    x = torch.zeros(shape).to("tarry")
+    x.copy_(torch.arange(4.0).to("tarry").sum())  # an expanded scalar: its strides are 0
+    assert copy.deepcopy(x).tolist() == x.tolist() == torch.full(shape, 6.0).tolist()

@@ -1,9 +1,9 @@
 """Sweep of hostile values through the compiling backends: ``python -m tests.ops.numerics --backend inductor``.
 
 Every pointwise, binary and reducing operator of PyTorch's OpInfo database, and chains of them that compilers like to
-rewrite (casts there and back, a product before a sum, an optimizer's update), on values where a compiler's arithmetic may
-differ from eager's by more than rounding: zeros of both signs, infinities, NaN, denormals, the ends of each type, zero
-divisors, negative exponents, products that overflow on the way. Expected is what eager PyTorch gives on the CPU:
+rewrite (casts there and back, a product before a sum, an optimizer's update), on values where a compiler's arithmetic
+may differ from eager's by more than rounding: zeros of both signs, infinities, NaN, denormals, the ends of each type,
+zero divisors, negative exponents, products that overflow on the way. Expected is what eager PyTorch gives on the CPU:
 integers and logic exactly, NaN and infinities and signs of zeros in the same places, other numbers up to rounding,
 and an error of the same type where eager raises one.
 
@@ -79,10 +79,10 @@ def rows(dtype: torch.dtype) -> Tensor:
     real = torch.float64 if dtype.is_complex else dtype
     top = 1e30 if dtype.is_complex else torch.finfo(dtype).max
     plain = torch.linspace(0.5, 2, 37).to(real)
-    made = [plain, -plain, torch.zeros(37), -torch.zeros(37), torch.full((37,), top / 2, dtype=real), plain * (top * 1e-3)]
-    for special in (math.nan, math.inf, -math.inf):
-        made.append(plain.clone().index_fill_(0, torch.tensor([35]), special))
-    made.append(made[-1].clone().index_fill_(0, torch.tensor([3]), math.inf))  # both infinities
+    made = [plain, -plain, torch.zeros(37), -torch.zeros(37)]
+    made += [plain.index_fill(0, torch.tensor([35]), special) for special in (math.nan, math.inf, -math.inf)]
+    made.append(made[-1].index_fill(0, torch.tensor([3]), math.inf))  # both infinities
+    made += [torch.full((37,), top / 2, dtype=real), plain * (top * 1e-3)]  # sums overflow
     return torch.stack([row.to(real) for row in made]).to(dtype)
 
 
@@ -98,6 +98,7 @@ class Case:
     inputs: tuple[Any, ...]
     ulps: float = 16  # what counts as rounding; vectorised functions differ from the C library's by a few
     sums: bool = False  # may cancel: what counts is rounding of the elements, and of those that they are summed with
+    size: float = 0  # of what it is computed from, if that is added up
 
     def run(self, device: str) -> list[Tensor]:
         moved = [item.to(device, copy=True) if isinstance(item, Tensor) else item for item in self.inputs]
@@ -109,12 +110,37 @@ def _named(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-# Operators whose results are no function of their arguments' values, or of which no two implementations agree near
-# the ends of their range.
-_RANDOM = {
-    "nn.functional.prelu",  # its sample's weight would stay on the CPU
-    "nn.functional.dropout", "nn.functional.rrelu", "bernoulli", "exponential", "normal", "cauchy", "geometric"}
-_SERIES = ("bessel", "chebyshev", "hermite", "laguerre", "legendre", "zeta", "polygamma", "jiterator", "log_ndtr")
+_LEFT_OUT = {
+    "nn.functional.dropout": "random",
+    "nn.functional.rrelu": "random",
+    "bernoulli": "random",
+    "exponential": "random",
+    "normal": "random",
+    "cauchy": "random",
+    "geometric": "random",
+    "nn.functional.prelu": "its sample's weight would stay on the CPU",
+    "nn.functional.gelu": "of infinity, eager's own kernels give NaN or infinity, depending on the place",
+    "char": "what becomes of a number out of range is not defined",
+    "byte": "what becomes of a number out of range is not defined",
+    "short": "what becomes of a number out of range is not defined",
+    "int": "what becomes of a number out of range is not defined",
+    "long": "what becomes of a number out of range is not defined",
+    "masked.logsumexp": "its result for integers is a number out of range, cast",
+}
+_SERIES = (
+    "bessel",
+    "chebyshev",
+    "hermite",
+    "laguerre",
+    "legendre",
+    "zeta",
+    "polygamma",
+    "jiterator",
+    "log_ndtr",
+    "igamma",
+)
+# No two implementations agree near the ends of their range.
+_NEAR_ONE = {"erf", "erfc", "special.ndtr"}  # made from numbers near one, by eager or by the compiler
 
 
 def database_cases(dtype: torch.dtype, pattern: str = "") -> Iterator[Case]:
@@ -129,14 +155,14 @@ def database_cases(dtype: torch.dtype, pattern: str = "") -> Iterator[Case]:
     x, (a, b), r = vector(dtype), pairs(dtype), rows(dtype)
     for op in op_db:
         name = full_name(op)
-        if dtype not in op.dtypes or name in _RANDOM or any(word in name for word in _SERIES):
+        if dtype not in op.dtypes or name in _LEFT_OUT or any(word in name for word in _SERIES):
             continue
         if not re.search(pattern, name):
             continue
         label = f"{name} {_named(dtype)}"
         if isinstance(op, UnaryUfuncInfo):
             kwargs = op.sample_kwargs("cpu", dtype, x)[0]
-            yield Case(label, _bound(op.op, kwargs), (x,))
+            yield Case(label, _bound(op.op, kwargs), (x,), size=float(name in _NEAR_ONE))
         elif isinstance(op, BinaryUfuncInfo):
             if dtype in (*INTEGERS,) and any(word in name for word in ("div", "remainder", "fmod", "pow")):
                 keep = (b > 0) & (b < 10)
@@ -149,8 +175,10 @@ def database_cases(dtype: torch.dtype, pattern: str = "") -> Iterator[Case]:
             if not dtype.is_complex and dtype != torch.bool:
                 yield Case(f"{label} promoted", op.op, (x, torch.tensor(3, dtype=torch.int64).expand(x.shape).clone()))
         elif isinstance(op, ReductionOpInfo):
-            yield Case(f"{label} rows", _bound(op.op, {"dim": 1}), (r,), ulps=64)
-            yield Case(f"{label} columns", _bound(op.op, {"dim": 0}), (r,), ulps=64)
+            # Inductor's variances overflow where the sum does: see docs/compiling.md.
+            given = r[:-2] if dtype.is_floating_point and ("var" in name or "std" in name) else r
+            yield Case(f"{label} rows", _bound(op.op, {"dim": 1}), (given,), ulps=64)
+            yield Case(f"{label} columns", _bound(op.op, {"dim": 0}), (given,), ulps=64)
 
 
 def _bound(call: Call, kwargs: dict[str, Any]) -> Call:
@@ -165,7 +193,7 @@ def numbers_for(dtype: torch.dtype) -> list[Any]:
 
 _WITH_NUMBER: dict[str, Call] = {
     "add": lambda x, n: torch.add(x, n),
-    "add alpha": lambda x, n: torch.add(x, x, alpha=n),
+    "add alpha": lambda x, n: torch.add(x, x / 8, alpha=n),
     "sub alpha": lambda x, n: torch.sub(x, x.flip(0), alpha=n),
     "rsub": lambda x, n: torch.rsub(x, n),
     "mul": lambda x, n: torch.mul(x, n),
@@ -235,9 +263,9 @@ _CHAINS: dict[str, Call] = {
     "where": lambda x: torch.where(x > 0, x.sqrt(), -x),
     "hypotenuse": lambda x: (x * x + x.flip(0) * x.flip(0)).sqrt(),
     "square": lambda x: (x**2, x.square(), x**3, x**-1, x**0.5, x**-2.0, x**0.0),
-    "sigmoids": lambda x: (x.sigmoid(), torch.nn.functional.silu(x), torch.nn.functional.gelu(x), x.tanh()),
+    "sigmoids": lambda x: (x.sigmoid(), torch.nn.functional.silu(x), x.tanh(), x.erf()),
     "softmax": lambda x: (x.clamp(-1e4, 1e4).nan_to_num().softmax(0), x.clamp(-1e4, 1e4).nan_to_num().log_softmax(0)),
-    "addcmul": lambda x: (torch.addcmul(x, x, x), torch.addcmul(x, x, x, value=1e-5), torch.addcmul(x * 0, x, x, value=0.5)),
+    "addcmul": lambda x: (torch.addcmul(x, x, x), torch.addcmul(x, x, x, value=1e-5), x.addcmul(x, x, value=0.5)),
     "addcdiv": lambda x: (torch.addcdiv(x, x, x.flip(0)), torch.addcdiv(x, x, x, value=1e-5)),
     "lerp": lambda x: (torch.lerp(x, x.flip(0), 0.1), torch.lerp(x, x.flip(0), 0.9), torch.lerp(x, x.flip(0), x)),
     "comparisons": lambda x: (x == x.flip(0), x != x, x <= x.flip(0), x.isnan(), x.isinf(), x > 0.0),
@@ -372,7 +400,10 @@ def run_together(cases: Sequence[Case]) -> Iterator[tuple[Case, str]]:
             recorded.append((case, want, case.run("tarry")))
         except Exception as error:
             yield case, f"raises {type(error).__name__}: {_line(error)}"
-    tarry.mark_step()
+    try:
+        tarry.mark_step()
+    except Exception as error:
+        yield Case(f"{recorded[0][0].name} and others", lambda: None, ()), _line(error)
     for case, want, made in recorded:
         try:
             got = [item.cpu() for item in made]
@@ -382,7 +413,7 @@ def run_together(cases: Sequence[Case]) -> Iterator[tuple[Case, str]]:
         assert want.results is not None
         for index, (g, w) in enumerate(zip(got, want.results, strict=True)):
             size = case.inputs[0].double().abs().nan_to_num(0, 0) if case.sums else None
-            around = None if size is None else size + size.flip(0)
+            around = torch.full(w.shape, case.size) if size is None else size + size.flip(0)
             found = difference(g, w, case.ulps, around)
             if found:
                 yield case, f"result {index}: {found}"

@@ -241,7 +241,7 @@ def _clamp_max(x: Tensor, high: Any) -> Any:
 
 @_for(aten.hardtanh.default)
 def _hardtanh(x: Tensor, low: Any = -1, high: Any = 1) -> Any:
-    return _clamp(x, low, high)
+    return _clamp(x, low, high) if x.is_floating_point() else NotImplemented  # its result is of the type of x
 
 
 @_for(aten.fmax.default)
@@ -300,6 +300,7 @@ _whole(None, aten.acosh.default)  # overflows
 _whole(None, aten.atanh.default)  # nothing is left of a small number
 _whole(None, aten.nextafter.default)  # gives the neighbour in float32, whatever the type
 _whole(None, aten.softshrink.default)  # loses NaN
+_whole(None, aten.ldexp.Tensor, aten.mvlgamma.default)  # are in eager made of operators whose results overflow
 _whole(  # begin with zero instead of the least or the greatest number, in vectorised loops
     (torch.int8, torch.uint8),
     aten.amax.default,
