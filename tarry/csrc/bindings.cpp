@@ -69,6 +69,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("real_device", [](int index) { return real_device(static_cast<c10::DeviceIndex>(index)).str(); }, py::arg("index") = -1);
   m.def("keep_freed_memory", &keep_freed_memory);
   m.def("set_max_pending", &set_max_pending);
+  m.def("set_small_call", &set_small_call);
   m.def("set_max_pending_bytes", &set_max_pending_bytes);
   m.def("set_forced_eager", &set_forced_eager);
   m.def("set_region", &set_region);

@@ -127,6 +127,16 @@ std::tuple<at::Tensor, at::Tensor> gru_cell(
   return {(hidden - candidate) * update + candidate, at::Tensor()};
 }
 
+// The decomposition reads the batch sizes of packed sequences by their address.
+void check_batch_sizes(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
+  const auto position = op.schema().argumentIndexWithName("batch_sizes");
+  const at::Tensor& sizes = torch::jit::peek(*stack, *position, op.schema().arguments().size()).toTensor();
+  TORCH_CHECK(
+      sizes.is_cpu(), op.schema().name(), ": 'batch_sizes' should be a 1D CPU int64 tensor, but it is on ", sizes.device(),
+      ". Call .cpu() on it.");
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack); // the decomposition is the same for all devices
+}
+
 // ---- integers in histc: programs written for accelerators rely on it, and the CPU's kernel has none
 
 at::Tensor histc(const at::Tensor& self, int64_t bins, const at::Scalar& low, const at::Scalar& high) {
@@ -140,12 +150,18 @@ at::Tensor histc(const at::Tensor& self, int64_t bins, const at::Scalar& low, co
 }
 
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
+  for (const char* name : {"lstm.data", "gru.data", "rnn_tanh.data", "rnn_relu.data"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&check_batch_sizes>());
+  }
   m.impl("_thnn_fused_lstm_cell", TORCH_FN(lstm_cell));
   m.impl("_thnn_fused_gru_cell", TORCH_FN(gru_cell));
   m.impl("scaled_dot_product_attention", TORCH_FN(attention));
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  for (const char* name : {"lstm.data", "gru.data", "rnn_tanh.data", "rnn_relu.data"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&check_batch_sizes>());
+  }
   m.impl("_thnn_fused_lstm_cell", TORCH_FN(lstm_cell));
   m.impl("_thnn_fused_gru_cell", TORCH_FN(gru_cell));
   m.impl("histc", TORCH_FN(histc));

@@ -42,8 +42,10 @@ at::Tensor empty_strided(
     std::optional<at::Device> device, std::optional<bool> /*pin_memory*/) {
   check_strided(layout);
   at::detail::check_size_nonnegative(size);
+  const auto type = c10::dtype_or_default(dtype);
+  at::detail::computeStorageNbytes(size, stride, c10::elementSize(type)); // refuses what has no size
   auto& state = device_state(device ? checked_device(device->index()) : -1);
-  return make_uninitialised(state, intern_layout(c10::dtype_or_default(dtype), size, stride));
+  return make_uninitialised(state, intern_layout(type, size, stride));
 }
 
 at::Tensor empty(
@@ -138,6 +140,7 @@ at::Tensor& set_storage_and_size(
       step *= std::max<int64_t>(size[i], 1);
     }
   }
+  at::detail::computeStorageNbytes(size, strides, self.element_size(), offset); // refuses what has no size
   const size_t nbytes = intern_layout(self.scalar_type(), size, strides, offset)->nbytes;
   if (const auto* slice = dynamic_cast<StorageSlice*>(source.unsafeGetStorageImpl())) {
     const auto item = static_cast<int64_t>(self.element_size());
@@ -399,6 +402,8 @@ void swap_storages(const at::Tensor& left, const at::Tensor& right) {
   TarryStorage* const a = storage_of(left.unsafeGetTensorImpl());
   TarryStorage* const b = storage_of(right.unsafeGetTensorImpl());
   TORCH_CHECK(a && b && a->state == b->state, "tarry: only storages on the same device can be swapped");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      left.nbytes() == a->nbytes() && right.nbytes() == b->nbytes(), "tarry: a slice of a storage cannot be swapped with another storage");
   TORCH_CHECK(
       a->nbytes() == b->nbytes() || a->nbytes() == 0 || b->nbytes() == 0,
       "_swap_data_ptr_: storages must have the same nbytes or one must have 0, got ", a->nbytes(), " and ", b->nbytes());

@@ -22,6 +22,7 @@ void set_callbacks(void* sync, void* fallback, void* read); // borrowed PyObject
 std::unique_ptr<Signature> infer_signature(const Operator& op, c10::ArrayRef<c10::IValue> arguments);
 
 void set_max_pending(uint32_t nodes);
+void set_small_call(int64_t elements); // calls up to this size may be tried on the real kernel to learn of errors
 void set_forced_eager(const std::vector<std::string>& names);
 int32_t set_region(int32_t region); // returns the previous one of this thread
 

@@ -280,7 +280,7 @@ std::unique_ptr<Signature> try_rule(const Operator& op, c10::ArrayRef<c10::IValu
   }
 }
 
-constexpr int64_t kSmall = 1 << 16;
+std::atomic<int64_t> small_call{1 << 16}; // elements
 
 template <typename Look>
 void for_each_tensor(const Operator& op, c10::ArrayRef<c10::IValue> arguments, const Look& look) {
@@ -303,7 +303,7 @@ void for_each_tensor(const Operator& op, c10::ArrayRef<c10::IValue> arguments, c
 bool is_small(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
   int64_t elements = 0;
   for_each_tensor(op, arguments, [&](const at::Tensor& tensor, bool /*is_mutable*/) { elements += tensor.numel(); });
-  return elements <= kSmall;
+  return elements <= small_call.load(std::memory_order_relaxed);
 }
 
 // Convolutions keep channels_last on every real device; their meta kernel does not know of ours.
@@ -325,27 +325,37 @@ void keep_memory_format(const Operator& op, c10::ArrayRef<c10::IValue> arguments
   }
 }
 
-// Whether a meta kernel may be believed that this call leaves its out= arguments alone and takes their dtypes. Those of pointwise
-// operators share their checks with the real kernels; others check less, or something else.
+// Whether a meta kernel may be believed that this call leaves its out= arguments alone and takes their dtypes. Many check less than
+// the real kernels do, or something else; those of pointwise operators know about type promotion.
 bool meta_suffices(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
-  std::optional<at::ScalarType> dtype;
-  bool same = true;
-  for_each_tensor(op, arguments, [&](const at::Tensor& tensor, bool /*is_mutable*/) {
-    if (!tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-      same = same && tensor.scalar_type() == dtype.value_or(tensor.scalar_type());
-      dtype = tensor.scalar_type();
+  c10::SmallVector<at::ScalarType, 4> read;
+  bool usual = true;
+  for_each_tensor(op, arguments, [&](const at::Tensor& tensor, bool is_mutable) { // out= arguments come last
+    const bool known = std::find(read.begin(), read.end(), tensor.scalar_type()) != read.end();
+    const bool promoted = op.has(kPointwise) && (!is_mutable || tensor.scalar_type() == at::kBool);
+    usual = usual && (read.empty() || promoted || (known && (op.has(kPointwise) || read.size() == 1)));
+    if (!known && !tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+      read.push_back(tensor.scalar_type());
     }
   });
-  return same || op.has(kPointwise);
+  return usual;
 }
 
-bool writes_to_overlapping(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
+// Whether an argument is written to that overlaps itself, but for those that `call` resizes.
+bool writes_to_overlapping(const Operator& op, c10::ArrayRef<c10::IValue> arguments, const Signature* call = nullptr) {
   bool found = false;
+  size_t k = 0;
   for_each_tensor(op, arguments, [&](const at::Tensor& tensor, bool is_mutable) {
-    found = found || (is_mutable && at::has_internal_overlap(tensor) == at::MemOverlap::Yes);
+    const bool resized = is_mutable && call && !call->resized.empty() && call->resized[k];
+    found = found || (is_mutable && !resized && at::has_internal_overlap(tensor) == at::MemOverlap::Yes);
+    k += is_mutable;
   });
   return found;
 }
+
+struct Silence final : c10::WarningHandler {
+  void process(const c10::Warning& /*warning*/) override {}
+};
 
 // A call with out= is recorded only if it is certain what becomes of these arguments; otherwise it runs eagerly, where the real
 // kernel decides (and raises, and warns) as it always does.
@@ -355,12 +365,17 @@ std::unique_ptr<Signature> infer_with_out(const Operator& op, c10::ArrayRef<c10:
   const bool try_kernel = real_device().is_cpu() && is_small(op, arguments) && !op.has(kRandom) && !overlaps;
   const c10::Device device = try_kernel || (op.has(kShapeFromDevice) && !overlaps) ? real_device() : c10::Device(c10::kMeta);
   std::exception_ptr error;
-  auto signature = try_on(device, op, arguments, error);
-  if (overlaps && error) {
+  std::unique_ptr<Signature> signature;
+  {
+    Silence silence; // the call itself will warn
+    c10::WarningUtils::WarningHandlerGuard guard(&silence);
+    signature = try_on(device, op, arguments, error);
+  }
+  if (overlaps && error && !is_not_implemented(error)) {
     std::rethrow_exception(error);
   }
   TORCH_CHECK(
-      !overlaps || !signature->resized.empty(),
+      !overlaps || (signature && !writes_to_overlapping(op, arguments, signature.get())),
       "unsupported operation: more than one element of the written-to tensor refers to a single memory location. Please clone() ",
       "the tensor before performing the operation.");
   if (!signature || (!try_kernel && !meta_suffices(op, arguments))) {
@@ -428,6 +443,10 @@ std::unique_ptr<Signature> infer_signature(const Operator& op, c10::ArrayRef<c10
   auto signature = std::make_unique<Signature>();
   signature->runs_eagerly = true;
   return signature;
+}
+
+void set_small_call(int64_t elements) {
+  small_call = elements;
 }
 
 } // namespace tarry

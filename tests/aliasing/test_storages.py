@@ -226,6 +226,8 @@ def test_a_slice_has_the_size_that_it_has(device: str) -> None:
         part.resize_(100)
     with pytest.raises(RuntimeError, match="step of 2"):
         t.untyped_storage()[::2]
+    with pytest.raises(NotImplementedError, match="cannot be swapped"):
+        part._swap_data_ptr_(torch.empty(12, device=device).untyped_storage())
     with pytest.raises(NotImplementedError, match="from byte 2 on"):
         torch.empty(0, device=device).set_(t.untyped_storage()[2:6])
 
@@ -251,3 +253,40 @@ def test_forward_gradients_cross_devices(device: str) -> None:
 def test_kernels_that_read_addresses(call: Callable[[torch.Tensor], Any], device: str) -> None:
     """PyTorch's composite kernels read raw memory, which this device has none of."""
     assert _plain(call(_fresh(device))) == _plain(call(_fresh("cpu")))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda device: torch.empty_strided((2,), (-1,), device=device),
+        lambda device: torch.empty_strided((2, 3), (1,), device=device),
+        lambda device: torch.empty(0, device=device).set_(torch.ones(3).to(device).untyped_storage(), 0, (2,), (-1,)),
+        lambda device: torch.empty(0, device=device).set_(torch.ones(3).to(device).untyped_storage(), -1, (2,), (1,)),
+        lambda device: torch.ones(2).to(device).resize_(2**40, 2**40),
+        lambda device: torch.ones(3).to(device).untyped_storage().resize_(-1),
+        lambda device: torch.ones(3).to(device).untyped_storage()[100],
+    ],
+)
+def test_impossible_sizes_are_refused(make: Callable[[str], Any], device: str) -> None:
+    for where in ("cpu", device):
+        with pytest.raises((RuntimeError, IndexError)):
+            make(where)
+
+
+@tarry_only
+def test_batch_sizes_are_read_on_the_host(device: str) -> None:
+    gru = torch.nn.GRU(2, 3).to(device)
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(2, 2).to(device)] * 2)
+    assert gru(packed)[1].shape == (1, 2, 3)
+    with pytest.raises(RuntimeError, match="'batch_sizes' should be"):
+        torch.gru(
+            packed.data,
+            packed.batch_sizes.to(device),
+            torch.zeros(1, 2, 3).to(device),
+            gru._flat_weights,
+            True,
+            1,
+            0.0,
+            False,
+            False,
+        )

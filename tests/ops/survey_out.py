@@ -12,13 +12,17 @@ from tests.support.pool import Retire, run_pool
 _state: dict[str, Any] = {}
 
 
-def _setup(device: str, backend: str | None, dtype: str, samples: int, pattern: str) -> None:
+def _setup(device: str, backend: str | None, dtype: str, samples: int, pattern: str, large: bool) -> None:
     import torch
 
     torch.set_num_threads(1)
     from tests.support import load_device
 
     load_device(device, backend)
+    if large:
+        from tarry.native import C
+
+        C.set_small_call(-1)
     from tests.ops.check import all_ops, dtype_named
 
     _state["ops"] = all_ops(dtype_named(dtype), pattern)
@@ -46,12 +50,15 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=120.0, help="the most that one operator may take")
+    parser.add_argument(
+        "--large", action="store_true", help="as if all calls were too large to be tried on the real kernel"
+    )
     parser.add_argument("pattern", nargs="?", default="")
     options = parser.parse_args()
     from tests.ops.check import all_ops, dtype_named
 
     names = [name for name, op in all_ops(dtype_named(options.dtype), options.pattern).items() if op.supports_out]
-    arguments = (options.device, options.backend, options.dtype, options.samples, options.pattern)
+    arguments = (options.device, options.backend, options.dtype, options.samples, options.pattern, options.large)
     forms: collections.Counter[str] = collections.Counter()
     wrong = 0
     for outcome in run_pool(

@@ -52,6 +52,22 @@ def test_what_is_usual_is_recorded(form: str, device: str) -> None:
 test_what_is_usual_is_recorded = tarry_only(test_what_is_usual_is_recorded)
 
 
+@tarry_only
+@pytest.mark.parametrize(
+    "op_name", ["add", "frexp", "logcumsumexp", "sort", "linalg.solve", "cat", "nn.functional.avg_pool3d"]
+)
+def test_out_of_large_calls(op_name: str, device: str) -> None:
+    """As if they were too large to be tried on the real kernel."""
+    from tarry.native import C
+
+    forms = tuple(form for form in FORMS if (op_name, form) not in _UNDEFINED)
+    C.set_small_call(-1)
+    try:
+        assert check(_F32[op_name], torch.float64, device, samples=1, forms=forms) == []
+    finally:
+        C.set_small_call(1 << 16)
+
+
 def test_large_calls_are_checked_like_small_ones(device: str) -> None:
     """Small ones are tried on the real kernel when they are recorded; for large ones a meta kernel has to do."""
     big = torch.ones(300, 300).to(device)
