@@ -72,6 +72,7 @@ struct RealArguments {
   c10::Device device;
   std::vector<at::Tensor> originals;
   std::vector<at::Tensor> real;
+  std::vector<bool> is_read;
   struct Written {
     TarryStorage* storage;
     at::Tensor data; // the storage's contents, whole
@@ -90,6 +91,7 @@ struct RealArguments {
     }
     for (size_t i = 0; i < originals.size(); ++i) {
       if (originals[i].is_same(tensor)) {
+        is_read[i] = is_read[i] || !is_mutable;
         return real[i];
       }
     }
@@ -100,12 +102,23 @@ struct RealArguments {
     const bool owns = is_mutable && !seen;
     const at::Tensor view = owns ? materialise_for_write(tensor, reason) : materialise(tensor, reason);
     originals.push_back(tensor);
+    is_read.push_back(!is_mutable);
     real.push_back(tarry::alias(view)); // the kernel may resize it; the storage's own data keep their layout
     if (owns) {
       std::lock_guard<std::mutex> guard(storage->state->mutex);
       written.push_back({storage, storage->data, view.storage().nbytes()});
     }
     return real.back();
+  }
+
+  // A kernel that resizes what it has still to read computes with anything. Those that PyTorch generates have a result before.
+  bool read_after_resizing(const Operator& op) const {
+    for (size_t i = 0; i < real.size(); ++i) {
+      if (is_read[i] && real[i].sizes() != originals[i].sizes()) {
+        return !op.handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
+      }
+    }
+    return false;
   }
 
   // What the kernel has done to sizes, strides and memory is done to the arguments and their storages. Also after an error: eager
@@ -237,7 +250,7 @@ void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reaso
   const size_t count = op.arguments.size();
   const auto arguments = torch::jit::last(*stack, count);
   DeviceState* const state = &device_of(arguments);
-  RealArguments real{reason, real_device(state->index), {}, {}, {}};
+  RealArguments real{reason, real_device(state->index), {}, {}, {}, {}};
   std::optional<at::Generator> given;
   torch::jit::Stack call_stack;
   // The written ones first: they may get a new buffer.
@@ -269,7 +282,11 @@ void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reaso
     real.write_back(*state);
     throw;
   }
+  const bool undefined = real.read_after_resizing(op);
   real.write_back(*state);
+  TORCH_CHECK(
+      !undefined, op.name, ": an out= argument of the wrong shape is an input, too, and was resized before it was read. Its contents "
+      "are undefined; give another tensor as out=");
   torch::jit::Stack results;
   for (const c10::IValue& value : call_stack) {
     results.push_back(wrap_result(value, *state, real, op));

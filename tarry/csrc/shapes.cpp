@@ -378,7 +378,9 @@ std::unique_ptr<Signature> infer_with_out(const Operator& op, c10::ArrayRef<c10:
       !overlaps || (signature && !writes_to_overlapping(op, arguments, signature.get())),
       "unsupported operation: more than one element of the written-to tensor refers to a single memory location. Please clone() ",
       "the tensor before performing the operation.");
-  if (!signature || (!try_kernel && !meta_suffices(op, arguments))) {
+  // Meta kernels also promise other strides for what is resized than the real ones give.
+  const bool certain = try_kernel || (signature && meta_suffices(op, arguments) && (signature->resized.empty() || op.has(kPointwise)));
+  if (!signature || !certain) {
     signature = std::make_unique<Signature>();
     signature->runs_eagerly = true;
   }

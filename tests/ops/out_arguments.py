@@ -237,6 +237,8 @@ def compare(op: OpInfo, sample: Any, name: str, device: str) -> Iterator[str]:
     our_error, our_text, we_warned = _outcome(got[0])
     if name == "expanded" and our_error is RuntimeError and "single memory location" in our_text:
         return  # always an error here; some of eager's kernels write beyond such memory, or leave one element of many
+    if "was resized before it was read" in our_text:
+        return  # eager computes with whatever is there
     torch.manual_seed(0)
     error, text, warned = _outcome(wanted[0])
     if error is not our_error:
