@@ -19,6 +19,13 @@ USES_DEVICE = True
 def play(data: st.DataObject, lines: int) -> None:
     """One random program of up to so many lines, run in both worlds."""
     world = World()
+    try:
+        write_views(world, data, lines)
+    finally:
+        note(world.program())
+
+
+def write_views(world: World, data: st.DataObject, lines: int) -> None:
     writer = Writer(world, data)
     for _ in range(data.draw(st.integers(1, 2))):
         writer.base()
@@ -37,12 +44,9 @@ def play(data: st.DataObject, lines: int) -> None:
         writer.drop,
         writer.base,
     )
-    try:
-        for _ in range(data.draw(st.integers(1, lines))):
-            data.draw(st.sampled_from(moves))()
-        world.check_all()
-    finally:
-        note(world.program())
+    for _ in range(data.draw(st.integers(1, lines))):
+        data.draw(st.sampled_from(moves))()
+    world.check_all()
 
 
 @given(st.data())
@@ -59,8 +63,15 @@ def test_views_and_writes_at_length(data: st.DataObject) -> None:
 
 
 def play_gradients(data: st.DataObject, lines: int) -> None:
-    """The same under autograd: views of a differentiable tensor, written in place; the gradient of all that is left."""
     world = World()
+    try:
+        write_gradients(world, data, lines)
+    finally:
+        note(world.program())
+
+
+def write_gradients(world: World, data: st.DataObject, lines: int) -> None:
+    """The same under autograd: views of a differentiable tensor, written in place; the gradient of all that is left."""
     shape = data.draw(st.sampled_from(((4, 3), (2, 3, 4), (6,))))
     count = int(torch.Size(shape).numel())
     leaf = f"torch.arange({count}, device=D, dtype=torch.float64).reshape({shape}).div(7).requires_grad_()"
@@ -78,18 +89,15 @@ def play_gradients(data: st.DataObject, lines: int) -> None:
         writer.copy,
         writer.sync,
     )
-    try:
-        for _ in range(data.draw(st.integers(1, lines))):
-            data.draw(st.sampled_from(moves))()
-        for name in (n for n in world.names if world.usable(n)):
-            world.run(f"w = torch.arange(1, {name}.numel() + 1, device=D).reshape({name}.shape)")
-            if world[name].requires_grad:
-                world.run(f"({name} * w).sum().real.backward(retain_graph=True)")
-        if world.run("g = leaf.grad") and world.cpu["g"] is not None:
-            world.names.append("g")
-        world.check_all()
-    finally:
-        note(world.program())
+    for _ in range(data.draw(st.integers(1, lines))):
+        data.draw(st.sampled_from(moves))()
+    for name in (n for n in world.names if world.usable(n)):
+        world.run(f"w = torch.arange(1, {name}.numel() + 1, device=D).reshape({name}.shape)")
+        if world[name].requires_grad:
+            world.run(f"({name} * w).sum().real.backward(retain_graph=True)")
+    if world.run("g = leaf.grad") and world.cpu["g"] is not None:
+        world.names.append("g")
+    world.check_all()
 
 
 @given(st.data())
