@@ -61,6 +61,7 @@ class Capture:
     host_identities: list[Any]
     results: list[Result]
     result_tree: TreeSpec
+    in_graph: list[bool]  # per result: whether it requires grad
     written: list[torch.Tensor]
 
     def difference(self, before: Capture, *, numbers: bool = True) -> Deviation | None:
@@ -96,6 +97,8 @@ class Capture:
     def _other_result(self, before: Capture) -> Deviation | None:
         if self.result_tree != before.result_tree or repr(self.result_tree) != repr(before.result_tree):
             return Deviation("it returned another structure")
+        if self.in_graph != before.in_graph:
+            return Deviation("it returned a tensor that requires grad where it had returned one that does not")
         for mine, theirs in zip(self.results, before.results, strict=True):
             if not mine.same(theirs):
                 return Deviation(

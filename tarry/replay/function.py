@@ -118,9 +118,15 @@ class ReplayPlan:
 
     def deviation(self, capture: Capture, numbers: list[float]) -> Deviation | None:
         """What a call did otherwise than a replay with these numbers would have done."""
-        if self.schedule is not None:
-            self.capture.snapshot.set_numbers(self.schedule.places, numbers)
-        return capture.difference(self.capture)
+        if self.schedule is None:
+            return capture.difference(self.capture)
+        snapshot, places = self.capture.snapshot, self.schedule.places
+        recorded = snapshot.numbers()
+        snapshot.set_numbers(places, numbers)
+        try:
+            return capture.difference(self.capture)
+        finally:
+            snapshot.set_numbers(places, [recorded[k] for k in places])  # those that go with self.rates
 
     def follow(self, other: ReplayPlan) -> Schedule | None:
         """How the numbers of this call follow from learning rates, if it did the same as another one but for them."""
@@ -364,7 +370,7 @@ class StepFunction(Generic[P, T]):
             return self._call_only(call)
         generation = self._runtime.generation
         steady = [p for p in call.alike if p.generation == generation and p.guards.failing(with_rates=False) == -1]
-        counted, self._counted = self._counted, None
+        counted = self._counted
         if counted is not None and counted[0].failing(with_counts=False, with_rates=False) != -1:
             counted = None
         watch = Watch(self._runtime, guards, call.arguments.leaves, guards.rates)
@@ -381,6 +387,7 @@ class StepFunction(Generic[P, T]):
                     self._counted = guards, reason.capture
             except NotReplayableError as reason:
                 self._forget(plan)
+                self._counted = None
                 self._nothing_learned(str(reason))
             else:
                 verification = Verification(self._verify, call.number)
@@ -391,8 +398,9 @@ class StepFunction(Generic[P, T]):
         return result
 
     def _count_on_device(self, optimizers: list[torch.optim.Optimizer]) -> None:
-        """Counting is all that stands in the way, twice in a row. A function that is recorded anyway, for something
-        else that changes at every call, does not get here, and stays as it is."""
+        """Counting is all that stands in the way, in two calls that did the same. A function that is recorded anyway,
+        for something else that changes at every call, does not get here, and stays as it is."""
+        self._counted = None
         count_on_device(optimizers)
         names = ", ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in optimizers))
         self._reason = f"{names} counted its steps on the host; from now on it does so on the device (capturable=True)"
@@ -414,9 +422,10 @@ class StepFunction(Generic[P, T]):
         elif (followed := self._follow(found, steady)) is not None:
             found.confirmations = followed.confirmations + 1
             self._forget(followed)
-        elif alike:
-            self._nothing_learned(self._reason)  # something is different at every call, perhaps
+        elif alike and (len(alike) >= MAX_PLANS or not any(map(self._may_come_back, alike))):
+            self._nothing_learned(self._reason)  # something is different at every call
         if found.confirmations >= self._warm_up:
+            self._fruitless = 0
             found.replay = found.capture.replay(found.schedule.places if found.schedule else ())
         self._plans = [found, *filter(self._may_come_back, self._plans)][:MAX_PLANS]
 
@@ -448,7 +457,7 @@ class StepFunction(Generic[P, T]):
     def _verify_call(self, plan: ReplayPlan, call: _Call, numbers: list[float]) -> Any:
         """Record a call that could have been replayed, with these numbers, and compare. What it returns and does is the
         recorded call's."""
-        watch = Watch(self._runtime, plan.guards, call.arguments.leaves)
+        watch = Watch(self._runtime, plan.guards, call.arguments.leaves, plan=plan.capture)
         result = self._run(watch, call)
         with self._lock:
             try:

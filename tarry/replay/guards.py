@@ -9,15 +9,17 @@ Guards say when to record early, and no more: what they cannot see, verification
 
 from __future__ import annotations
 
+import array
 import dis
 import functools
 import io
+import pickle
 import queue
 import random
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -31,8 +33,9 @@ from tarry.replay.checks import PLAIN, Checks
 from tarry.replay.counts import host_counts, is_torchs
 from tarry.replay.reasons import NotReplayableError
 
+MAX_BYTES = 1 << 16
 MAX_ITEMS = 10_000
-"""Of a container: longer ones are looked at by their length."""
+"""Of an array, and of a container: longer ones are not looked into."""
 _LOAD_VARIABLE = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME")
 _CALLS_BY_LOAD_ATTR = sys.version_info >= (3, 12)
 MAX_HOPS = 3
@@ -98,6 +101,31 @@ def _names_in(code: types.CodeType) -> _Names:
     return names
 
 
+class _Contents:
+    """What is in a container that cannot be checked item by item. Objects in it count by identity."""
+
+    def __init__(self, container: Any) -> None:
+        self._container = container
+
+    @property
+    def all(self) -> Any:
+        container = self._container
+        if isinstance(container, numpy.ndarray | array.array | bytearray):
+            size = container.nbytes if isinstance(container, numpy.ndarray) else memoryview(container).nbytes
+            if size > MAX_BYTES:
+                return size
+            return bytes(container) if isinstance(container, bytearray) else container.tobytes()
+        if len(container) > MAX_ITEMS:
+            return len(container)
+        return tuple(item if isinstance(item, PLAIN) else id(item) for item in container)
+
+
+@functools.lru_cache(maxsize=512)
+def _slots_of(cls: type) -> frozenset[str]:
+    slots = (vars(base).get("__slots__", ()) for base in cls.__mro__)
+    return frozenset(name for found in slots for name in ((found,) if isinstance(found, str) else found))
+
+
 class Guards(Checks):
     """The surroundings of a function at one moment."""
 
@@ -106,7 +134,7 @@ class Guards(Checks):
         self.names: dict[int, str] = {}  # of tensors, by id
         self.tensors: list[torch.Tensor] = []
         self._rates: list[dict[str, Any]] = []  # parameter groups of torch's own optimizers
-        self._generators: list[tuple[str, Callable[[], Any]]] = []  # of random numbers: path, how to read the state
+        self._generators: list[tuple[str, Any]] = []  # of random numbers, by path
         self._optimizers: list[torch.optim.Optimizer] = []
         self._seen: dict[int, Any] = {}
         self._code = _Names()
@@ -171,8 +199,10 @@ class Guards(Checks):
                 self._optimizer(value, path, hops)
             case dict() | list() | tuple():
                 self._container(value, path, hops, under_module)
-            case deque() | Set():
-                self.length(value, path)
+            case deque() | Set() | numpy.ndarray() | array.array() | bytearray():
+                contents = _Contents(value)
+                self._seen[id(contents)] = contents  # kept alive
+                self.attribute(contents, "all", f"the contents of {path}")
             case functools.partial():
                 self._visit(value.func, path, hops)
                 self._visit((value.args, value.keywords), f"{path}.args", hops)
@@ -182,7 +212,7 @@ class Guards(Checks):
             case types.FunctionType():
                 self._function(value, path, hops)
             case random.Random() | numpy.random.Generator() | numpy.random.RandomState() | torch.Generator():
-                self._generators.append((path, _state_reader(value)))
+                self._generators.append((path, value))
             case type():
                 self._class(value, path)
             case types.ModuleType():
@@ -289,6 +319,9 @@ class Guards(Checks):
             self._visit(content[name], name, hops + 1)
 
     def _object(self, obj: Any, path: str, hops: int, under_module: bool) -> None:
+        for name in sorted(_slots_of(type(obj)) & self._code.read):  # type: ignore[arg-type]
+            if hasattr(obj, name):
+                self._visit(self.attribute(obj, name, f"{path}.{name}"), f"{path}.{name}", hops + 1)
         content = getattr(obj, "__dict__", None)
         if type(content) is not dict:
             return
@@ -348,7 +381,7 @@ class Guards(Checks):
 
     def generator_states(self) -> list[tuple[str, Any]]:
         """Of generators of random numbers on the host: their names and what they are at."""
-        return [(path, read()) for path, read in self._generators]
+        return [(path, state_of(generator)) for path, generator in self._generators]
 
     def changed_host_tensor(self, with_counts: bool = True) -> str | None:
         """The name of a host tensor that was written since."""
@@ -400,14 +433,15 @@ def _is_stream(value: Any) -> bool:
     return isinstance(value, queue.Queue | queue.SimpleQueue) or (isinstance(value, Iterator) and not is_python)
 
 
-def _state_reader(generator: Any) -> Callable[[], Any]:
-    """How to read the state of a generator of random numbers."""
+def state_of(generator: Any) -> Any:
+    """The state of a generator of random numbers, or of a module that has one."""
     match generator:
-        case numpy.random.Generator():
-            return lambda: repr(generator.bit_generator.state)
-        case numpy.random.RandomState():
-            return lambda: repr(generator.get_state(legacy=False))
         case torch.Generator():
-            return lambda: bytes(generator.get_state().tolist())
-        case _:
-            return generator.getstate
+            return generator.get_state().cpu().numpy().tobytes()
+        case numpy.random.Generator():
+            return pickle.dumps(generator.bit_generator.state)
+        case numpy.random.RandomState() | types.ModuleType(__name__="numpy.random"):
+            state: Any = generator.get_state()
+            name, keys, *rest = state
+            return name, keys.tobytes(), rest
+    return generator.getstate()

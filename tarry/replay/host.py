@@ -6,6 +6,7 @@ numbers, they are constants of a replay if consecutive calls have made the same.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Set
 from typing import Any
@@ -26,6 +27,7 @@ _READS = {
 
 _LITERALS = {"tensor", "as_tensor", "scalar_tensor", "zeros", "ones", "full", "arange", "linspace", "eye"}
 _LONGEST_LITERAL = 4096
+_NO_WRITES = ("__index__", "__int__", "__invert__")
 _ATTRIBUTES = (torch.Tensor.grad, torch.Tensor.data, torch.Tensor.requires_grad)
 
 
@@ -76,7 +78,7 @@ class HostWatch(TorchFunctionMode):
         if not self._found:
             if name in _READS and self._is_on_host(args):
                 self._found = _read(_user_line())
-            elif _writes(name, kwargs) and self._is_on_host(args):
+            elif (_writes(name) or (kwargs and kwargs.get("out") is not None)) and self._is_on_host(args):
                 self._found = (
                     f"it changes a host tensor at {_user_line()}, which a replay would not. If it is an optimizer's "
                     f"step count, give the optimizer capturable=True"
@@ -103,10 +105,10 @@ def _is_plain(value: Any) -> bool:
     return all(map(_is_plain, value)) if isinstance(value, list | tuple) else isinstance(value, PLAIN)
 
 
-def _writes(name: str, kwargs: Any) -> bool:
+@functools.cache
+def _writes(name: str) -> bool:
     in_place = name.endswith("_") and not name.endswith("__")
-    operator = name == "__setitem__" or (name.startswith("__i") and name not in ("__index__", "__int__", "__invert__"))
-    return in_place or operator or bool(kwargs and kwargs.get("out") is not None)
+    return in_place or name == "__setitem__" or (name.startswith("__i") and name not in _NO_WRITES)
 
 
 def _user_line() -> str:

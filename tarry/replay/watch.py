@@ -11,8 +11,10 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
+import numpy
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten  # private; checked on torch 2.11 and 2.13
 
@@ -20,7 +22,7 @@ from tarry.native import C
 from tarry.replay.autograd import graph_is_alive
 from tarry.replay.capture import Capture, Made, Place, Result
 from tarry.replay.checks import PLAIN
-from tarry.replay.guards import Guards
+from tarry.replay.guards import Guards, state_of
 from tarry.replay.host import HostWatch
 from tarry.replay.rates import RateWatch
 from tarry.replay.reasons import CountedOnHostError, DisturbedError, NotReplayableError, where
@@ -32,21 +34,28 @@ def _device_rng(device: int) -> tuple[int, int]:
     return int.from_bytes(state[:8], sys.byteorder), int.from_bytes(state[8:], sys.byteorder)
 
 
-def _host_rng() -> tuple[Any, ...]:
-    numpy = sys.modules.get("numpy")
-    return (
-        bytes(torch.default_generator.get_state().numpy()),
-        random.getstate(),
-        repr(numpy.random.get_state()) if numpy is not None else None,
-    )
+def _host_rng() -> list[Any]:
+    """The states of the generators that functions on the host draw from."""
+    return [state_of(each) for each in (torch.default_generator, random, numpy.random)]
 
 
 class Watch:
-    """Watches one call. `rates` are parameter groups whose learning rates are to note what is computed from them."""
+    """Watches one call. `rates` are parameter groups whose learning rates are to note what is computed from them.
+
+    A call that is compared with a `plan` need not be looked at as closely: what follows from a value that it has read,
+    or drawn, shows in its graph."""
 
     def __init__(
-        self, runtime: Runtime, guards: Guards, leaves: list[Any], rates: Sequence[dict[str, Any]] = ()
+        self,
+        runtime: Runtime,
+        guards: Guards,
+        leaves: list[Any],
+        rates: Sequence[dict[str, Any]] = (),
+        *,
+        plan: Capture | None = None,
     ) -> None:
+        self._is_verified = plan is not None
+        self._sees_host = plan is None or bool(plan.hosts)  # which may be literals
         self._runtime = runtime
         self._guards = guards
         self._leaves = leaves
@@ -65,8 +74,8 @@ class Watch:
         self._gradients = [_gradient_serial(t) for t in self._holders]
         self._argument_gradients = [_gradient_serial(t) for _, t in self._argument_holders]
         self._device_rng = _device_rng(self._device)
-        self._host_rng = _host_rng()
-        self._generators = self._guards.generator_states()
+        self._host_rng = None if self._is_verified else _host_rng()
+        self._generators = [] if self._is_verified else self._guards.generator_states()
         self._closures = runtime.closures_added
         self._rates_before = repr([group["lr"] for group in self._guards.rates])
         self._trace = C.Trace(self._device)
@@ -77,9 +86,9 @@ class Watch:
             self._snapshots.append(C.Snapshot(batch, self._trace))
 
         runtime.observer = observe
-        self._host = HostWatch(self._trace, self._guards.counts.keys())
+        self._host = HostWatch(self._trace, self._guards.counts.keys()) if self._sees_host else None
         try:
-            with self._host, self.rates:
+            with self._host or nullcontext(), self.rates:
                 result = call()
             runtime.sync_all("end of a compiled function")
             self._reads, self._overwritten = self._trace.reads, self._trace.overwritten
@@ -98,7 +107,7 @@ class Watch:
             raise DisturbedError("another thread recorded something, or needed a value, during the call")
         self._check_conduct()
         snapshot = self._snapshots[0]
-        self._kept: list[int] = []
+        self._kept: dict[int, int] = {}  # serials, numbered
         self._places_of_arguments()
         hosts: list[torch.Tensor] = []
         sources = [self._source(leaf, hosts) for leaf in snapshot.leaves()]
@@ -114,7 +123,7 @@ class Watch:
             snapshot=snapshot,
             sources=sources,
             targets=targets,
-            kept=self._kept,
+            kept=list(self._kept),
             seeds=seeds,
             draws=draws,
             made=made,
@@ -124,6 +133,7 @@ class Watch:
             host_identities=[self._identity(t) for t in hosts],
             results=results,
             result_tree=tree,
+            in_graph=[isinstance(t, torch.Tensor) and t.requires_grad for t in tree_flatten(result)[0]],
             written=[t for t in self._guards.tensors if C.storage_serial(t) in written],
         )
         counted = self._guards.counted_on_host()
@@ -142,7 +152,8 @@ class Watch:
                 f"it reads a value at {where(self._reads[0])}, which a replay would not. Return the tensor, and read "
                 f"it outside of the function"
             )
-        self._host.check()  # after the above: a value that is read is a host tensor for a moment
+        if self._host is not None:
+            self._host.check()  # after the above: a value that is read is a host tensor for a moment
         if self._runtime.closures_added != self._closures:
             raise NotReplayableError("it adds a step closure, which a replay would not. Add it outside of the function")
         if self._overwritten:
@@ -155,9 +166,9 @@ class Watch:
         changed = self._guards.failing(with_gradients=False, with_counts=False, with_rates=not self._guards.rates)
         if changed != -1:
             raise NotReplayableError(f"it changes its surroundings: {self._guards.explain_failing(changed)}")
-        if _host_rng() != self._host_rng:
+        if self._host_rng is not None and _host_rng() != self._host_rng:
             raise NotReplayableError("it draws random numbers on the host. Draw them on device 'tarry'")
-        for (name, before), (_, after) in zip(self._generators, self._guards.generator_states(), strict=True):
+        for (name, before), (_, after) in zip(self._generators, self._guards.generator_states(), strict=False):
             if before != after:
                 raise NotReplayableError(f"it draws random numbers from {name}. Draw from the device's own generator")
         if not self._snapshots:
@@ -202,9 +213,7 @@ class Watch:
             return "gradient", self._old_gradients[serial]
         if not serial or serial >= self._first_serial:
             return None
-        if serial not in self._kept:
-            self._kept.append(serial)
-        return "kept", self._kept.index(serial)
+        return "kept", self._kept.setdefault(serial, len(self._kept))
 
     def _source(self, described: tuple[int, torch.Tensor | None, str, int], hosts: list[torch.Tensor]) -> Place:
         serial, uploaded, file, line = described
@@ -216,7 +225,9 @@ class Watch:
         for k, leaf in enumerate(self._leaves):
             if leaf is uploaded:
                 return "uploaded", k
-        if any(tensor is uploaded for tensor in self._guards.tensors) or self._host.is_literal(uploaded):
+        if any(tensor is uploaded for tensor in self._guards.tensors) or (
+            self._host is not None and self._host.is_literal(uploaded)
+        ):
             if not any(uploaded is host for host in hosts):
                 hosts.append(uploaded)
             return "host", next(k for k, host in enumerate(hosts) if host is uploaded)
@@ -275,7 +286,7 @@ class Watch:
                     raise NotReplayableError("it sets a .grad to a tensor that is not simply computed in the call")
                 changes.append((place, _made(self._claim(after), gradient)))
         known = {id(tensor) for _, tensor, _ in owners}
-        for tensor in self._host.set_attributes:
+        for tensor in self._host.set_attributes if self._host is not None else ():
             serial = C.storage_serial(tensor)
             if id(tensor) not in known and serial and serial < self._first_serial:
                 raise NotReplayableError(
@@ -307,7 +318,7 @@ class Watch:
     def _result_place(self, tensor: torch.Tensor) -> Place:
         if tensor.device.type != "tarry":
             raise NotReplayableError("it returns a tensor on the host that it has made. Return one on device 'tarry'")
-        if tensor.requires_grad and (tensor.is_leaf or graph_is_alive(tensor)):
+        if tensor.requires_grad and not self._is_verified and (tensor.is_leaf or graph_is_alive(tensor)):
             raise NotReplayableError(
                 "it returns a tensor that backward() can still be called on, and a replay has no graph for that. "
                 "Return it detached: .detach()"

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tarry
-from tests.replay.hostile_places import Place, Slots
+from tests.replay.hostile_places import Hidden, Place
 
 
 @dataclass
@@ -51,7 +51,7 @@ def in_place(place: Callable[[], Place]) -> Make:
 
 # ---- effects: what a number that no guard sees can do. It is False at first, and becomes True.
 
-Effect = Callable[[Slots, str], Case]
+Effect = Callable[[Hidden, str], Case]
 EFFECTS: dict[str, Effect] = {}
 
 
@@ -71,12 +71,12 @@ def _parameters(model: nn.Module) -> Callable[[], list[Tensor]]:
 
 
 @effect
-def another_operator(flag: Slots, device: str) -> Case:
+def another_operator(flag: Hidden, device: str) -> Case:
     return Case(lambda x: (x.exp() if flag.value else x.sin()) + 1)
 
 
 @effect
-def one_more_operator(flag: Slots, device: str) -> Case:
+def one_more_operator(flag: Hidden, device: str) -> Case:
     def step(x: Tensor) -> Tensor:
         y = x * 2
         if flag.value:
@@ -87,105 +87,105 @@ def one_more_operator(flag: Slots, device: str) -> Case:
 
 
 @effect
-def one_operator_less(flag: Slots, device: str) -> Case:
+def one_operator_less(flag: Hidden, device: str) -> Case:
     return Case(lambda x: x if flag.value else x * 2)
 
 
 @effect
-def another_order(flag: Slots, device: str) -> Case:
+def another_order(flag: Hidden, device: str) -> Case:
     return Case(lambda x: (x + 1) * 2 if flag.value else x * 2 + 1)
 
 
 @effect
-def operands_change_places(flag: Slots, device: str) -> Case:
+def operands_change_places(flag: Hidden, device: str) -> Case:
     return Case(lambda x: (x.sin() - x.cos()) if flag.value else (x.cos() - x.sin()))
 
 
 @effect
-def another_constant(flag: Slots, device: str) -> Case:
+def another_constant(flag: Hidden, device: str) -> Case:
     return Case(lambda x: x.sum(dim=1 if flag.value else 0, keepdim=True).sum())
 
 
 @effect
-def another_number(flag: Slots, device: str) -> Case:
+def another_number(flag: Hidden, device: str) -> Case:
     return Case(lambda x: x * (0.5 if flag.value else 0.25))
 
 
 @effect
-def negative_zero(flag: Slots, device: str) -> Case:
+def negative_zero(flag: Hidden, device: str) -> Case:
     return Case(lambda x: 1 / (x * 0 * (-0.0 if flag.value else 0.0) - (0.0 if flag.value else -0.0)))
 
 
 @effect
-def not_a_number(flag: Slots, device: str) -> Case:
+def not_a_number(flag: Hidden, device: str) -> Case:
     return Case(lambda x: x + (float("nan") if flag.value else 1.0))
 
 
 @effect
-def another_type_of_number(flag: Slots, device: str) -> Case:
+def another_type_of_number(flag: Hidden, device: str) -> Case:
     return Case(lambda x: x.long() * (1.0 if flag.value else 1))
 
 
 @effect
-def a_bool_for_a_number(flag: Slots, device: str) -> Case:
+def a_bool_for_a_number(flag: Hidden, device: str) -> Case:
     return Case(lambda x: (x > 0) + (1 if flag.value else True))
 
 
 @effect
-def another_dtype(flag: Slots, device: str) -> Case:
+def another_dtype(flag: Hidden, device: str) -> Case:
     return Case(lambda x: x.double() if flag.value else x.half())
 
 
 @effect
-def another_view(flag: Slots, device: str) -> Case:
+def another_view(flag: Hidden, device: str) -> Case:
     return Case(lambda x: (x[1:3] if flag.value else x[:2]) * 2)
 
 
 @effect
-def another_shape(flag: Slots, device: str) -> Case:
+def another_shape(flag: Hidden, device: str) -> Case:
     return Case(lambda x: x.flatten() * 2 if flag.value else x * 2)
 
 
 @effect
-def another_transpose(flag: Slots, device: str) -> Case:
+def another_transpose(flag: Hidden, device: str) -> Case:
     square = torch.arange(9.0, device=device).view(3, 3)
     return Case(lambda x: x @ (square.t() if flag.value else square))
 
 
 @effect
-def another_tensor(flag: Slots, device: str) -> Case:
+def another_tensor(flag: Hidden, device: str) -> Case:
     a, b = torch.ones(3, device=device), torch.full((3,), 5.0, device=device)
     return Case(lambda x: x * (b if flag.value else a))
 
 
 @effect
-def another_argument_twice(flag: Slots, device: str) -> Case:
+def another_argument_twice(flag: Hidden, device: str) -> Case:
     other = torch.full((4, 3), 3.0, device=device)
     return Case(lambda x: x + (other if flag.value else x))
 
 
 @effect
-def another_structure(flag: Slots, device: str) -> Case:
+def another_structure(flag: Hidden, device: str) -> Case:
     return Case(lambda x: [x * 2] if flag.value else (x * 2,))
 
 
 @effect
-def another_key(flag: Slots, device: str) -> Case:
+def another_key(flag: Hidden, device: str) -> Case:
     return Case(lambda x: {1 if flag.value else True: x * 2})
 
 
 @effect
-def another_value(flag: Slots, device: str) -> Case:
+def another_value(flag: Hidden, device: str) -> Case:
     return Case(lambda x: (x * 2, "late" if flag.value else "early"))
 
 
 @effect
-def an_equal_value(flag: Slots, device: str) -> Case:
+def an_equal_value(flag: Hidden, device: str) -> Case:
     return Case(lambda x: (x * 2, 1.0 if flag.value else 1))
 
 
 @effect
-def results_change_places(flag: Slots, device: str) -> Case:
+def results_change_places(flag: Hidden, device: str) -> Case:
     def step(x: Tensor) -> tuple[Tensor, Tensor]:
         a, b = x * 2, x * 3
         return (b, a) if flag.value else (a, b)
@@ -194,7 +194,7 @@ def results_change_places(flag: Slots, device: str) -> Case:
 
 
 @effect
-def one_result_twice(flag: Slots, device: str) -> Case:
+def one_result_twice(flag: Hidden, device: str) -> Case:
     def step(x: Tensor) -> tuple[Tensor, Tensor]:
         a, b = x * 2, x * 3
         return (a, a) if flag.value else (a, b)
@@ -203,17 +203,17 @@ def one_result_twice(flag: Slots, device: str) -> Case:
 
 
 @effect
-def the_argument_itself(flag: Slots, device: str) -> Case:
+def the_argument_itself(flag: Hidden, device: str) -> Case:
     return Case(lambda x: x if flag.value else x.clone())
 
 
 @effect
-def no_result(flag: Slots, device: str) -> Case:
+def no_result(flag: Hidden, device: str) -> Case:
     return Case(lambda x: None if flag.value else x * 2)
 
 
 @effect
-def the_argument_is_written(flag: Slots, device: str) -> Case:
+def the_argument_is_written(flag: Hidden, device: str) -> Case:
     def step(x: Tensor) -> tuple[Tensor, Tensor]:
         y = x * 2
         if flag.value:
@@ -224,7 +224,7 @@ def the_argument_is_written(flag: Slots, device: str) -> Case:
 
 
 @effect
-def another_buffer_is_written(flag: Slots, device: str) -> Case:
+def another_buffer_is_written(flag: Hidden, device: str) -> Case:
     a, b = torch.zeros(3, device=device), torch.zeros(3, device=device)
 
     def step(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -235,7 +235,7 @@ def another_buffer_is_written(flag: Slots, device: str) -> Case:
 
 
 @effect
-def one_more_buffer_is_written(flag: Slots, device: str) -> Case:
+def one_more_buffer_is_written(flag: Hidden, device: str) -> Case:
     a, b = torch.zeros(3, device=device), torch.zeros(3, device=device)
 
     def step(x: Tensor) -> Tensor:
@@ -248,8 +248,8 @@ def one_more_buffer_is_written(flag: Slots, device: str) -> Case:
 
 
 @effect
-def a_hidden_list_of_buffers(flag: Slots, device: str) -> Case:
-    hidden = Slots([torch.zeros(3, device=device), torch.ones(3, device=device)])
+def a_hidden_list_of_buffers(flag: Hidden, device: str) -> Case:
+    hidden = Hidden([torch.zeros(3, device=device), torch.ones(3, device=device)])
 
     def step(x: Tensor) -> Tensor:
         return x * hidden.value[1 if flag.value else 0]
@@ -258,7 +258,7 @@ def a_hidden_list_of_buffers(flag: Slots, device: str) -> Case:
 
 
 @effect
-def one_more_draw(flag: Slots, device: str) -> Case:
+def one_more_draw(flag: Hidden, device: str) -> Case:
     def step(x: Tensor) -> Tensor:
         if flag.value:
             torch.rand(2, device=x.device)
@@ -268,38 +268,38 @@ def one_more_draw(flag: Slots, device: str) -> Case:
 
 
 @effect
-def a_value_is_read(flag: Slots, device: str) -> Case:
+def a_value_is_read(flag: Hidden, device: str) -> Case:
     return Case(lambda x: x * x.sum().item() if flag.value else x * 2)
 
 
 @effect
-def a_branch_by_a_value(flag: Slots, device: str) -> Case:
+def a_branch_by_a_value(flag: Hidden, device: str) -> Case:
     return Case(lambda x: x * 3 if flag.value and x.sum() > -1e9 else x * 2)
 
 
 @effect
-def an_eager_operator(flag: Slots, device: str) -> Case:
+def an_eager_operator(flag: Hidden, device: str) -> Case:
     return Case(lambda x: x.nonzero() * 2 if flag.value else x * 2)
 
 
 @effect
-def a_host_tensor_is_read(flag: Slots, device: str) -> Case:
+def a_host_tensor_is_read(flag: Hidden, device: str) -> Case:
     host = torch.tensor([2.0, 3.0])
     return Case(lambda x: x * (host[1].item() if flag.value else 2.0))
 
 
 @effect
-def a_host_tensor_is_made(flag: Slots, device: str) -> Case:
+def a_host_tensor_is_made(flag: Hidden, device: str) -> Case:
     return Case(lambda x: x + (torch.arange(3.0) * 2).to(device) if flag.value else x * 2)
 
 
 @effect
-def a_literal(flag: Slots, device: str) -> Case:
+def a_literal(flag: Hidden, device: str) -> Case:
     return Case(lambda x: x * torch.tensor([1.0, 2.0, 3.0 + bool(flag.value)], device=device))
 
 
 @effect
-def the_loss(flag: Slots, device: str) -> Case:
+def the_loss(flag: Hidden, device: str) -> Case:
     model, optimizer = _trained(device)
 
     def step(x: Tensor) -> Tensor:
@@ -313,7 +313,7 @@ def the_loss(flag: Slots, device: str) -> Case:
 
 
 @effect
-def no_gradient_through_a_part(flag: Slots, device: str) -> Case:
+def no_gradient_through_a_part(flag: Hidden, device: str) -> Case:
     model, optimizer = _trained(device)
 
     def step(x: Tensor) -> Tensor:
@@ -328,7 +328,7 @@ def no_gradient_through_a_part(flag: Slots, device: str) -> Case:
 
 
 @effect
-def gradients_add_up(flag: Slots, device: str) -> Case:
+def gradients_add_up(flag: Hidden, device: str) -> Case:
     model, optimizer = _trained(device)
 
     def step(x: Tensor) -> Tensor:
@@ -342,7 +342,7 @@ def gradients_add_up(flag: Slots, device: str) -> Case:
 
 
 @effect
-def the_step_is_left_out(flag: Slots, device: str) -> Case:
+def the_step_is_left_out(flag: Hidden, device: str) -> Case:
     model, optimizer = _trained(device)
 
     def step(x: Tensor) -> Tensor:
@@ -357,7 +357,7 @@ def the_step_is_left_out(flag: Slots, device: str) -> Case:
 
 
 @effect
-def another_optimizer(flag: Slots, device: str) -> Case:
+def another_optimizer(flag: Hidden, device: str) -> Case:
     model, first = _trained(device)
     second = torch.optim.SGD(model.parameters(), lr=0.3)
 
@@ -372,7 +372,7 @@ def another_optimizer(flag: Slots, device: str) -> Case:
 
 
 @effect
-def the_decay_of_an_average(flag: Slots, device: str) -> Case:
+def the_decay_of_an_average(flag: Hidden, device: str) -> Case:
     average = torch.zeros(3, device=device)
 
     def step(x: Tensor) -> Tensor:
@@ -383,7 +383,7 @@ def the_decay_of_an_average(flag: Slots, device: str) -> Case:
 
 
 @effect
-def clipping(flag: Slots, device: str) -> Case:
+def clipping(flag: Hidden, device: str) -> Case:
     model, optimizer = _trained(device)
 
     def step(x: Tensor) -> Tensor:
@@ -398,13 +398,13 @@ def clipping(flag: Slots, device: str) -> Case:
 
 
 @effect
-def a_compiled_function_inside(flag: Slots, device: str) -> Case:
+def a_compiled_function_inside(flag: Hidden, device: str) -> Case:
     inner = tarry.compile(lambda x: x * (3 if flag.value else 2)) if device == "tarry" else None
     return Case(lambda x: (inner or (lambda x: x * (3 if flag.value else 2)))(x) + 1)
 
 
 @effect
-def recursion(flag: Slots, device: str) -> Case:
+def recursion(flag: Hidden, device: str) -> Case:
     def step(x: Tensor, depth: int = 0) -> Tensor:
         return x if depth == (4 if flag.value else 3) else step(x * 2, depth + 1)
 
@@ -412,7 +412,7 @@ def recursion(flag: Slots, device: str) -> Case:
 
 
 @effect
-def a_gradient_is_returned(flag: Slots, device: str) -> Case:
+def a_gradient_is_returned(flag: Hidden, device: str) -> Case:
     weight = torch.ones(3, device=device, requires_grad=True)
 
     def step(x: Tensor) -> Any:
@@ -424,8 +424,8 @@ def a_gradient_is_returned(flag: Slots, device: str) -> Case:
 
 
 @effect
-def a_tensor_is_kept(flag: Slots, device: str) -> Case:
-    kept: Slots = Slots(None)
+def a_tensor_is_kept(flag: Hidden, device: str) -> Case:
+    kept: Hidden = Hidden(None)
 
     def step(x: Tensor) -> Tensor:
         y = x * 2
@@ -438,7 +438,7 @@ def a_tensor_is_kept(flag: Slots, device: str) -> Case:
 
 def with_effect(make: Effect) -> Make:
     def made(device: str) -> Case:
-        flag = Slots(False)
+        flag = Hidden(False)
         case = make(flag, device)
         case.change = lambda: setattr(flag, "value", True)
         return case
@@ -581,7 +581,7 @@ def a_deque_of_results(device: str) -> Case:
 
 @own
 def a_hidden_tensor_is_replaced(device: str) -> Case:
-    hidden = Slots(torch.zeros(3, device=device))
+    hidden = Hidden(torch.zeros(3, device=device))
 
     def step(x: Tensor) -> Tensor:
         hidden.value = hidden.value * 0.5 + x.sum(0)
@@ -592,7 +592,7 @@ def a_hidden_tensor_is_replaced(device: str) -> Case:
 
 @own
 def hidden_tensors_change_places(device: str) -> Case:
-    hidden = Slots([torch.zeros(3, device=device), torch.ones(3, device=device)])
+    hidden = Hidden([torch.zeros(3, device=device), torch.ones(3, device=device)])
 
     def step(x: Tensor) -> Tensor:
         hidden.value.reverse()
@@ -604,7 +604,7 @@ def hidden_tensors_change_places(device: str) -> Case:
 @own
 def gradients_of_hidden_parameters(device: str) -> Case:
     torch.manual_seed(0)
-    hidden = Slots(nn.Linear(3, 2).to(device))
+    hidden = Hidden(nn.Linear(3, 2).to(device))
 
     def step(x: Tensor) -> Tensor:
         hidden.value.zero_grad()
@@ -617,8 +617,8 @@ def gradients_of_hidden_parameters(device: str) -> Case:
 
 @own
 def data_of_a_hidden_parameter(device: str) -> Case:
-    others = Slots([torch.ones(3, device=device), torch.full((3,), 2.0, device=device)])
-    hidden = Slots(nn.Parameter(torch.zeros(3, device=device)))
+    others = Hidden([torch.ones(3, device=device), torch.full((3,), 2.0, device=device)])
+    hidden = Hidden(nn.Parameter(torch.zeros(3, device=device)))
 
     def step(x: Tensor) -> Tensor:
         y = x * hidden.value.detach()

@@ -32,19 +32,14 @@ import torch
 Place = tuple[Callable[[], float], Callable[[float], object]]
 
 
-class Slots:
-    """An object without a __dict__."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
+Hidden = ctypes.py_object
+"""An object of C's: it has a `value`, and no guard looks into it."""
 
 
 class Computed:
     """Attributes that are computed, whichever is asked for."""
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: Hidden) -> None:
         object.__setattr__(self, "_hidden_", slots)
 
     def __getattr__(self, name: str) -> Any:
@@ -54,7 +49,7 @@ class Computed:
 class Meta(type):
     """A class whose attributes are its class's."""
 
-    slots = Slots(2.0)
+    slots = Hidden(2.0)
 
     @property
     def value(cls) -> float:
@@ -69,7 +64,7 @@ class Descriptor:
     """An attribute that is computed."""
 
     def __init__(self) -> None:
-        self.slots = Slots(2.0)
+        self.slots = Hidden(2.0)
 
     def __get__(self, instance: object, owner: object = None) -> float:
         return self.slots.value  # type: ignore[no-any-return]
@@ -78,14 +73,14 @@ class Descriptor:
 class Defaulting(dict[str, float]):
     """A dict that has more than it contains."""
 
-    slots = Slots(2.0)
+    slots = Hidden(2.0)
 
     def __missing__(self, key: str) -> float:
         return self.slots.value  # type: ignore[no-any-return]
 
 
-def _slots() -> Place:
-    hidden = Slots(2.0)
+def _c_object() -> Place:
+    hidden = Hidden(2.0)
     return lambda: hidden.value, lambda v: setattr(hidden, "value", v)
 
 
@@ -103,6 +98,18 @@ def _file() -> Place:
 def _file_exists() -> Place:
     path = Path(tempfile.mkdtemp()) / "flag"
     return lambda: 3.0 if path.exists() else 2.0, lambda _: path.touch()
+
+
+class Slotted:
+    """An object without a __dict__."""
+
+    __slots__ = ("value",)
+
+
+def _slots() -> Place:
+    hidden = Slotted()
+    hidden.value = 2.0
+    return lambda: hidden.value, lambda v: setattr(hidden, "value", v)
 
 
 def _event() -> Place:
@@ -212,7 +219,7 @@ def _thread_local() -> Place:
 
 
 def _computed_attribute() -> Place:
-    slots = Slots(2.0)
+    slots = Hidden(2.0)
     hidden = Computed(slots)
     return lambda: hidden.anything, lambda v: setattr(slots, "value", v)
 
@@ -313,18 +320,18 @@ def _working_directory() -> Place:
 
 
 def _partial_of_builtin() -> Place:
-    hidden = Slots(2.0)
+    hidden = Hidden(2.0)
     return functools.partial(getattr, hidden, "value"), lambda v: setattr(hidden, "value", v)
 
 
 def _getter() -> Place:
-    hidden = types.SimpleNamespace(a=Slots(2.0))
+    hidden = types.SimpleNamespace(a=Hidden(2.0))
     get = operator.attrgetter("a.value")
     return lambda: get(hidden), lambda v: setattr(hidden.a, "value", v)
 
 
 def _cached() -> Place:
-    hidden = Slots(2.0)
+    hidden = Hidden(2.0)
 
     @functools.cache
     def read() -> float:
@@ -345,7 +352,7 @@ def _host_tensor_by_pointer() -> Place:
 
 
 def _tensor_attribute() -> Place:
-    hidden = Slots(torch.zeros(1))
+    hidden = Hidden(torch.zeros(1))
     hidden.value.scale = 2.0
     return lambda: hidden.value.scale, lambda v: setattr(hidden.value, "scale", v)
 
