@@ -68,7 +68,9 @@ class RecorderRules:
     random: frozenset[str]
     shape_from_numbers: frozenset[str]
     shape_from_device: frozenset[str]
-    lenient_meta: frozenset[str]
+    contents_decide: frozenset[str]
+    checks_numbers: frozenset[str]
+    products: frozenset[str]
     dynamic: frozenset[str]
 
     def kind(self, function: NativeFunction) -> Kind:
@@ -104,8 +106,10 @@ class RecorderRules:
             base in self.mask_indices,
             base in self.takes_host_indices,
             base in self.shape_from_device,
-            (pointwise and not random) or base in self.lenient_meta,
+            base not in self.contents_decide,
             pointwise,
+            base in self.checks_numbers,
+            base in self.products,
         )
         return OpEntry(
             name=f"aten::{name}",

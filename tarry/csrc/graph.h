@@ -12,6 +12,7 @@
 #include <ATen/core/ivalue.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/flat_hash_map.h>
 #include <c10/util/intrusive_ptr.h>
@@ -20,6 +21,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "hash.h"
@@ -60,6 +62,7 @@ struct Signature {
   bool only_views = false; // nothing to compute: all results look at the arguments' storages
   std::vector<const Layout*> fresh;
   std::vector<Item> items; // a List item is followed by its elements
+  std::vector<c10::Warning> warnings; // that eager PyTorch gives at every such call
   // Per mutable tensor argument without elements: its new layout, or null if unchanged. A call that would change the sizes or
   // strides of any other argument runs eagerly.
   std::vector<const Layout*> resized;
@@ -173,6 +176,7 @@ struct DeviceState {
   // Of custom operators: a call with its numbers, to the call's hash with the shapes that they make of it.
   ska::flat_hash_map<Hash128, Hash128, HashOfHash> shapes_by_numbers;
   DeviceBytes bytes;
+  std::unordered_set<Hash128, HashOfHash> checked; // what check_once() has found to be right
   uint64_t recorded = 0;
   uint64_t reused = 0;
   // Running ahead (ahead.h): what is expected, from which position on it may be launched, and what was launched in this epoch.

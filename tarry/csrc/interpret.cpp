@@ -17,6 +17,7 @@
 #include "batch.h"
 #include "provenance.h"
 #include "record.h"
+#include "switches.h"
 
 namespace tarry {
 
@@ -397,6 +398,7 @@ void Interpreter::run() {
     ++uses_[root.node->first_slot + root.output];
   }
   PlainDispatch plain;
+  const RecordedSwitches switches(*batch_.state);
   bool failed = false;
   try {
     size_t count = 0;

@@ -1,7 +1,9 @@
 // Operators that are not simply recorded: views (PyTorch's own kernels, which only touch metadata), allocation, transfer
 // between devices, reading values, and a few composites whose stock decomposition is wrong or slow for a lazy device.
 #include <ATen/EmptyTensor.h>
+#include <ATen/Context.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/native/TensorShape.h>
 #include <ATen/ops/_conj.h>
 #include <ATen/ops/_local_scalar_dense.h>
@@ -13,6 +15,7 @@
 #include <ATen/ops/conj_physical.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/kaiser_window.h>
 #include <ATen/ops/neg.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/unfold_native.h>
@@ -42,10 +45,38 @@ at::Tensor empty_strided(
     std::optional<at::Device> device, std::optional<bool> /*pin_memory*/) {
   check_strided(layout);
   at::detail::check_size_nonnegative(size);
+  if (C10_UNLIKELY(dtype == at::kComplexHalf)) {
+    TORCH_WARN_ONCE("ComplexHalf support is experimental and many operators don't support it yet.");
+  }
   const auto type = c10::dtype_or_default(dtype);
   at::detail::computeStorageNbytes(size, stride, c10::elementSize(type)); // refuses what has no size
   auto& state = device_state(device ? checked_device(device->index()) : -1);
-  return make_uninitialised(state, intern_layout(type, size, stride));
+  at::Tensor result = make_uninitialised(state, intern_layout(type, size, stride));
+  if (C10_UNLIKELY(at::globalContext().deterministicAlgorithms() && at::globalContext().deterministicFillUninitializedMemory())) {
+    at::native::fill_empty_deterministic_(result);
+  }
+  return result;
+}
+
+// PyTorch's kernel computes it on the host, or by a kernel of the device's own.
+at::Tensor kaiser_window_beta(
+    int64_t length, bool periodic, double beta, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+    std::optional<at::Device> device, std::optional<bool> /*pin_memory*/) {
+  check_strided(layout);
+  const auto target = device.value_or(at::Device(c10::DeviceType::PrivateUse1));
+  return at::kaiser_window(length, periodic, beta, dtype, layout, at::Device(at::kCPU), false).to(target);
+}
+
+at::Tensor kaiser_window_periodic(
+    int64_t length, bool periodic, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+    std::optional<at::Device> device, std::optional<bool> pin_memory) {
+  return kaiser_window_beta(length, periodic, 12.0, dtype, layout, device, pin_memory);
+}
+
+at::Tensor kaiser_window(
+    int64_t length, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout, std::optional<at::Device> device,
+    std::optional<bool> pin_memory) {
+  return kaiser_window_beta(length, true, 12.0, dtype, layout, device, pin_memory);
 }
 
 at::Tensor empty(
@@ -387,6 +418,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
   m.impl("_local_scalar_dense", TORCH_FN(local_scalar_dense));
   m.impl("record_stream", TORCH_FN(record_stream));
+  m.impl("kaiser_window", TORCH_FN(kaiser_window));
+  m.impl("kaiser_window.periodic", TORCH_FN(kaiser_window_periodic));
+  m.impl("kaiser_window.beta", TORCH_FN(kaiser_window_beta));
   m.impl("native_batch_norm", TORCH_FN(native_batch_norm));
 }
 

@@ -35,8 +35,10 @@ enum OperatorFlags : uint32_t {
   kMaskIndices = 1u << 4, // output shape depends on data if an index is a mask
   kHostIndices = 1u << 5, // takes index tensors that live on the host
   kShapeFromDevice = 1u << 6, // the meta kernel promises other shapes than the real device's kernel gives
-  kVerify = 1u << 7, // its meta kernel lets mistakes pass that the CPU's kernel does not
+  kVerify = 1u << 7, // may be tried on the CPU with zeros: if that fails, the call is wrong
   kPointwise = 1u << 8,
+  kChecksNumbers = 1u << 9, // refuses some numbers
+  kProduct = 1u << 10, // made of products, whose precision is a global switch
   kListed = 1u << 15, // it is in the table
   kForcedEager = 1u << 16, // the user wants it run eagerly (tarry.config.force_fallback)
 };

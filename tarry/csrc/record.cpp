@@ -162,32 +162,20 @@ const Signature* find_signature(Scan& scan, c10::ArrayRef<c10::IValue> arguments
   return state.signatures.emplace(scan.hash, std::move(signature)).first->second.get();
 }
 
-// As in eager: an operator that works element by element must not read what it has just written.
-void check_overlap(const Scan& scan) {
-  for (const TensorArgument& written : scan.tensors) {
-    if (!written.is_mutable) {
-      continue;
-    }
-    for (const TensorArgument& other : scan.tensors) {
-      if (other.storage != written.storage || other.view == written.view || !other.tensor) {
-        continue;
-      }
-      const c10::TensorImpl* a = written.tensor->unsafeGetTensorImpl();
-      const c10::TensorImpl* b = other.tensor->unsafeGetTensorImpl();
-      if (a->numel() == 0 || b->numel() == 0 || !a->is_non_overlapping_and_dense() || !b->is_non_overlapping_and_dense()) {
-        continue; // PyTorch finds these too hard to tell, and lets them pass
-      }
-      const auto a_begin = a->storage_offset() * static_cast<int64_t>(a->itemsize());
-      const auto b_begin = b->storage_offset() * static_cast<int64_t>(b->itemsize());
-      const auto a_end = a_begin + a->numel() * static_cast<int64_t>(a->itemsize());
-      const auto b_end = b_begin + b->numel() * static_cast<int64_t>(b->itemsize());
-      const bool same = a_begin == b_begin && a_end == b_end && a->strides() == b->strides();
-      TORCH_CHECK(
-          same || a_begin >= b_end || b_begin >= a_end,
-          "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory ",
-          "location. Please clone() the tensor before performing the operation.");
-    }
+// Checks that depend on more than the signature's key, once for all that they depend on.
+void check_once(Scan& scan, c10::ArrayRef<c10::IValue> arguments, std::unique_lock<std::mutex>& lock) {
+  DeviceState& state = *scan.state;
+  const Hash128 key = hash_of_check(scan);
+  if (state.checked.find(key) != state.checked.end()) {
+    return;
   }
+  lock.unlock();
+  verify_call(scan, arguments);
+  lock.lock();
+  if (state.checked.size() >= kMaxNumbers) {
+    state.checked.clear();
+  }
+  state.checked.insert(key);
 }
 
 // What is about to be overwritten need not be computed.
@@ -411,13 +399,11 @@ void record(const Operator& op, torch::jit::Stack* stack) {
         op.has(kForcedEager) ? "the configuration forces it"
             : scan.eager_reason ? scan.eager_reason : "its result depends on data");
   }
-  if (C10_UNLIKELY(op.has_out)) {
-    if (scan.writes_through_lazy_bits || shares_memory_with_out(scan)) {
-      return run_eagerly(op, stack, "it writes to memory that it reads, or through a conjugated or negated view");
-    }
-  } else if (op.mutates && scan.tensors.size() > 1 && op.has(kVerify)) {
-    check_overlap(scan);
+  if (C10_UNLIKELY(op.has_out && (scan.writes_through_lazy_bits || shares_memory_with_out(scan)))) {
+    return run_eagerly(op, stack, "it writes to memory that it reads, or through a conjugated or negated view");
   }
+  record_under(*scan.state, scan.switches);
+  const bool needs_check = tarry::needs_check(scan);
   const uint32_t site = current_site();
   DeviceState& state = *scan.state;
   c10::SmallVector<StoragePtr, 2> storages;
@@ -431,6 +417,9 @@ void record(const Operator& op, torch::jit::Stack* stack) {
       lock.unlock();
       return run_eagerly(
           op, stack, op.has_out ? "what becomes of its out= arguments cannot be told" : "its output shape cannot be told without data");
+    }
+    if (C10_UNLIKELY(needs_check)) {
+      check_once(scan, arguments, lock);
     }
     if (C10_UNLIKELY(!signature->resized.empty() && !resizes_only_empty(scan, *signature))) {
       lock.unlock();
@@ -476,6 +465,9 @@ void record(const Operator& op, torch::jit::Stack* stack) {
   torch::jit::drop(*stack, count);
   for (auto& result : results) {
     stack->push_back(std::move(result));
+  }
+  for (const c10::Warning& warning : signature->warnings) {
+    c10::warn(warning);
   }
   if (C10_UNLIKELY(ready)) {
     launch(state);

@@ -5,6 +5,9 @@
 #include <ATen/ops/conj_physical.h>
 #include <ATen/ops/neg.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "hooks.h"
 
 namespace tarry {
@@ -80,12 +83,23 @@ static c10::IValue wrapped_number(const at::Tensor& tensor) {
   }
 }
 
+static double magnitude(const c10::IValue& value) {
+  if (value.isDouble()) {
+    return std::abs(value.toDouble()); // of not-a-number, which every floating dtype holds: comparisons are false
+  }
+  if (value.isInt()) {
+    return std::abs(static_cast<double>(value.toInt()));
+  }
+  return value.isComplexDouble() ? std::abs(value.toComplexDouble()) : 0;
+}
+
 void Scan::host_tensor(const at::Tensor& tensor, bool is_mutable) {
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number() && tensor.is_cpu() && !is_mutable) {
     c10::IValue value = wrapped_number(tensor);
     if (!value.isNone()) {
       slots.push_back(kWrappedNumber);
       hash = mix(hash, 0x77ULL << 32 | static_cast<uint64_t>(tensor.scalar_type()));
+      largest_number = std::max(largest_number, magnitude(value));
       constants.push_back(std::move(value));
       return;
     }
@@ -112,6 +126,7 @@ void Scan::number(const c10::IValue& value) {
   // The kind of number decides result types; its value decides nothing but for a few factories.
   const uint64_t kind = value.isNone() ? 1 : value.isDouble() ? 2 : value.isInt() ? 3 : value.isBool() ? 4 : 5;
   hash = mix(hash, 0x6eULL << 32 | kind);
+  largest_number = std::max(largest_number, magnitude(value));
   if (op.has(kShapeFromNumbers)) {
     constant(value);
   }

@@ -1,22 +1,74 @@
-// Shape inference, for each new combination of argument types and constants. What is usual is told at once (usual.h). Otherwise the
-// operator is run once on meta tensors.
-// Where there is no meta kernel, or it refuses, the operator is run on zeros on the CPU: that tells the shape too, and if the
-// call is wrong it raises the very error that eager PyTorch raises. Small calls of operators whose meta kernels are known to be
-// lenient (about dtypes, dimensions, overlapping memory) are run there first, so that a mistake surfaces at its line; and it is
-// quick: a meta kernel in Python takes longer than a small call. For others, there may be a rule in C++ (meta_rules.h).
+// Shape inference, for each new combination of argument types and constants. Common calls use fast rules (usual.h). Other small
+// calls run once on the CPU, on zeros: that gives the shapes, and a wrong call raises the very error that eager PyTorch raises;
+// many meta kernels let mistakes of dtype, dimension or overlapping memory pass. It is quick, too: a meta kernel in Python takes
+// longer than a small call. Large calls use a rule in C++ if there is one (meta_rules.h), and otherwise the meta kernel.
+//
+// What a signature's key leaves out - the values of numbers, memory that arguments share - is checked by verify_call().
 #include <ATen/EmptyTensor.h>
 #include <ATen/MemoryOverlap.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/strides.h>
 #include <torch/csrc/Exceptions.h>
 
+#include <algorithm>
+#include <numeric>
+
+#include "interpret.h"
 #include "record.h"
+#include "scan.h"
 
 namespace tarry {
 namespace {
 
+// What the stand-ins for the arguments are like.
+struct StandIns {
+  bool ones = false; // instead of zeros
+  bool single = false; // of one element, where the argument has any
+  bool shared = false; // they share memory as the arguments do
+  int64_t chosen = -1; // if not negative: how many elements masks choose
+};
+
+// Keeps warnings instead of showing them.
+struct Warnings final : c10::WarningHandler {
+  std::vector<c10::Warning> kept;
+  void process(const c10::Warning& warning) override { kept.push_back(warning); }
+};
+
+// The first and last byte that a tensor touches in its storage; nothing if it is empty.
+std::optional<std::pair<int64_t, int64_t>> extent(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) {
+    return std::nullopt;
+  }
+  int64_t last = tensor.storage_offset();
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    last += (tensor.size(i) - 1) * tensor.stride(i);
+  }
+  const auto item = static_cast<int64_t>(tensor.itemsize());
+  return std::make_pair(tensor.storage_offset() * item, (last + 1) * item - 1);
+}
+
+template <typename F>
+void for_each_tensor(const Operator& op, c10::ArrayRef<c10::IValue> arguments, const F& act) {
+  auto visit = [&](const c10::IValue& value, bool is_mutable) {
+    if (value.isTensor() && value.toTensor().defined()) {
+      act(value.toTensor(), is_mutable);
+    }
+  };
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (op.arguments[i].kind == ArgKind::Tensor) {
+      visit(arguments[i], op.arguments[i].is_mutable);
+    } else if (op.arguments[i].kind == ArgKind::TensorList && !arguments[i].isNone()) {
+      for (const c10::IValue& item : arguments[i].toListRef()) {
+        visit(item, op.arguments[i].is_mutable);
+      }
+    }
+  }
+}
+
 struct Probe {
-  explicit Probe(const Operator& op, c10::Device device) : op(op), device(device) {
+  explicit Probe(const Operator& op, c10::Device device, StandIns form = {}) : op(op), device(device), form(form) {
     for (const c10::Argument& result : op.handle.schema().returns()) {
       declares_views = declares_views || (!op.has(kListed) && result.alias_info() && !result.alias_info()->isWrite());
     }
@@ -24,6 +76,13 @@ struct Probe {
 
   const Operator& op;
   const c10::Device device;
+  const StandIns form;
+  struct Memory {
+    const c10::StorageImpl* storage;
+    int64_t first, last; // byte
+    at::Tensor bytes;
+  };
+  std::vector<Memory> memories; // of shared stand-ins
   std::vector<at::Tensor> tensors; // stand-ins in the order of the tensor arguments
   std::vector<bool> is_mutable;
   std::vector<size_t> argument_of; // the position of each in the schema
@@ -36,7 +95,16 @@ struct Probe {
       return tensor;
     }
     const auto options = at::TensorOptions().dtype(tensor.scalar_type()).device(device);
-    const at::Tensor result = at::empty_strided(tensor.sizes(), tensor.strides(), options);
+    at::Tensor result;
+    if (form.single) {
+      c10::DimVector sizes(tensor.sizes());
+      std::for_each(sizes.begin(), sizes.end(), [](int64_t& size) { size = std::min<int64_t>(size, 1); });
+      result = at::empty(sizes, options);
+    } else if (form.shared && is_tarry(tensor) && tensor.numel() > 0) {
+      result = in_shared_memory(tensor);
+    } else {
+      result = at::empty_strided(tensor.sizes(), tensor.strides(), options);
+    }
     if (!device.is_meta()) {
       fill(result);
     }
@@ -46,11 +114,42 @@ struct Probe {
     return result;
   }
 
+  void share(const at::Tensor& tensor) {
+    const auto touched = is_tarry(tensor) ? extent(tensor) : std::nullopt;
+    if (!touched) {
+      return;
+    }
+    const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+    auto it = std::find_if(memories.begin(), memories.end(), [&](const Memory& memory) { return memory.storage == storage; });
+    if (it == memories.end()) {
+      it = memories.insert(it, {storage, touched->first, touched->second, {}});
+    }
+    it->first = std::min(it->first, touched->first);
+    it->last = std::max(it->last, touched->second);
+  }
+
+  at::Tensor in_shared_memory(const at::Tensor& tensor) {
+    const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+    Memory& memory = *std::find_if(memories.begin(), memories.end(), [&](const Memory& m) { return m.storage == storage; });
+    const int64_t first = memory.first / 16 * 16; // aligned for every dtype
+    if (!memory.bytes.defined()) {
+      memory.bytes = at::zeros({memory.last + 1 - first}, at::TensorOptions().dtype(at::kByte).device(device));
+    }
+    const auto item = static_cast<int64_t>(tensor.itemsize());
+    return at::empty({0}, memory.bytes.options().dtype(tensor.scalar_type()))
+        .set_(memory.bytes.storage(), tensor.storage_offset() - first / item, tensor.sizes(), tensor.strides());
+  }
+
   // Zeros are valid indices, ones are valid divisors.
   void fill(const at::Tensor& tensor) const {
-    if (op.has(kPointwise) && c10::isIntegralType(tensor.scalar_type(), true)) {
+    const auto dtype = tensor.scalar_type();
+    if (form.chosen >= 0 && (dtype == at::kBool || dtype == at::kByte)) {
+      const at::Tensor mask = at::zeros({tensor.numel()}, tensor.options());
+      mask.narrow(0, 0, std::min(form.chosen, tensor.numel())).fill_(1);
+      tensor.copy_(mask.view(tensor.sizes()));
+    } else if (form.ones || (op.has(kPointwise) && c10::isIntegralType(tensor.scalar_type(), true))) {
       tensor.fill_(1);
-    } else if (tensor.is_cpu()) {
+    } else if (tensor.is_cpu() && !form.shared) {
       std::memset(tensor.mutable_data_ptr(), 0, tensor.storage().nbytes());
     } else {
       tensor.zero_();
@@ -108,11 +207,18 @@ struct Probe {
   torch::jit::Stack run(c10::ArrayRef<c10::IValue> arguments, const c10::KernelFunction* rule = nullptr) {
     torch::jit::Stack stack;
     stack.reserve(arguments.size());
+    PlainDispatch plain;
+    if (form.shared) {
+      for_each_tensor(op, arguments, [&](const at::Tensor& tensor, bool /*is_mutable*/) { share(tensor); });
+    }
     for (size_t i = 0; i < arguments.size(); ++i) {
       current_argument = i;
       stack.push_back(argument(arguments[i], op.arguments[i]));
     }
-    PlainDispatch plain;
+    std::optional<SeededCall> seeded; // the generators of the user's programs must not notice
+    if (op.has(kRandom) && device.is_cpu()) {
+      seeded.emplace(op, 0, stack, device);
+    }
     if (rule) {
       rule->callBoxed(op.handle, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
     } else {
@@ -228,10 +334,18 @@ std::unique_ptr<Signature> describe(const Probe& probe, const torch::jit::Stack&
 
 // Runs the call, or says in `error` why it could not be run.
 std::unique_ptr<Signature> try_on(
-    c10::Device device, const Operator& op, c10::ArrayRef<c10::IValue> arguments, std::exception_ptr& error) {
-  Probe probe(op, device);
+    c10::Device device, const Operator& op, c10::ArrayRef<c10::IValue> arguments, std::exception_ptr& error, StandIns form = {}) {
+  Probe probe(op, device, form);
+  Warnings warnings;
   try {
-    return describe(probe, probe.run(arguments), arguments);
+    torch::jit::Stack results;
+    {
+      const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+      results = probe.run(arguments);
+    }
+    auto signature = describe(probe, results, arguments);
+    signature->warnings = std::move(warnings.kept);
+    return signature;
   } catch (python_error& python) {
     python.persist(); // a Python meta kernel raised; keep the exception with the C++ one
     error = std::current_exception();
@@ -280,30 +394,173 @@ std::unique_ptr<Signature> try_rule(const Operator& op, c10::ArrayRef<c10::IValu
   }
 }
 
-std::atomic<int64_t> small_call{1 << 16}; // elements
+std::atomic<int64_t> small_call{1 << 16}; // elements that a call is given
+constexpr int64_t kBearable = 1 << 22; // elements that it may give, by bounds that are seldom reached
+constexpr int64_t kPairs = 1 << 26; // pairs of elements of two tensors: of an outer product
 
-template <typename Look>
-void for_each_tensor(const Operator& op, c10::ArrayRef<c10::IValue> arguments, const Look& look) {
-  auto see = [&](const c10::IValue& value, bool is_mutable) {
-    if (value.isTensor() && value.toTensor().defined()) {
-      look(value.toTensor(), is_mutable);
+int64_t saturating_product(int64_t a, int64_t b) {
+  int64_t result = 0;
+  return __builtin_mul_overflow(a, b, &result) ? INT64_MAX : result;
+}
+
+int64_t broadcast_numel(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
+  c10::DimVector sizes; // from the last dimension on
+  for_each_tensor(op, arguments, [&](const at::Tensor& tensor, bool /*is_mutable*/) {
+    const auto given = tensor.sizes();
+    sizes.resize(std::max(sizes.size(), given.size()), 1);
+    for (size_t i = 0; i < given.size(); ++i) {
+      sizes[i] = std::max(sizes[i], given[given.size() - 1 - i]);
+    }
+  });
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, saturating_product);
+}
+
+// Whether a call may run on stand-ins: a bound on the elements that it gives can be told from tensors and integers.
+bool is_small(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
+  const int64_t limit = small_call.load(std::memory_order_relaxed);
+  int64_t total = 0, largest = 1, second = 1;
+  for_each_tensor(op, arguments, [&](const at::Tensor& tensor, bool /*is_mutable*/) {
+    const int64_t numel = tensor.numel();
+    total += numel;
+    second = std::max(second, std::min(largest, numel));
+    largest = std::max(largest, numel);
+  });
+  if (op.arguments[0].is_mutable) { // in place: it gives no more than it is given
+    return total <= limit;
+  }
+  if (op.has(kPointwise)) {
+    return total <= limit && broadcast_numel(op, arguments) <= kBearable;
+  }
+  int64_t factor = 1;
+  auto multiply = [&](const c10::IValue& value) {
+    if (value.isInt()) {
+      factor = saturating_product(factor, std::max<int64_t>(1, std::abs(value.toInt())));
+    } else if (value.isDouble() && value.toDouble() != 0) { // of arange: a bound, or a step that may be below 1
+      const double number = std::abs(value.toDouble());
+      factor = saturating_product(factor, static_cast<int64_t>(std::min(std::max(number, 1 / number) + 1, 1e15)));
     }
   };
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (op.arguments[i].kind == ArgKind::Tensor) {
-      see(arguments[i], op.arguments[i].is_mutable);
-    } else if (op.arguments[i].kind == ArgKind::TensorList && !arguments[i].isNone()) {
-      for (const c10::IValue& item : arguments[i].toListRef()) {
-        see(item, op.arguments[i].is_mutable);
+    if (op.arguments[i].kind == ArgKind::Constant || op.has(kShapeFromNumbers)) {
+      if (arguments[i].isIntList()) {
+        for (const int64_t value : arguments[i].toIntVector()) {
+          multiply(value);
+        }
+      } else {
+        multiply(arguments[i]);
       }
+    }
+  }
+  return total <= limit && saturating_product(std::max<int64_t>(total, 1), factor) <= kBearable && saturating_product(largest, second) <= kPairs;
+}
+
+// The smallest of the greatest numbers that the tensors can hold.
+double number_limit(c10::ArrayRef<TensorArgument> tensors) {
+  double limit = std::numeric_limits<double>::infinity();
+  for (const TensorArgument& argument : tensors) {
+    const Layout& layout = argument.view ? *argument.view : *argument.storage->home;
+    switch (layout.dtype) {
+      case at::kByte:
+      case at::kChar:
+        return 127;
+      case at::kShort:
+        limit = std::min(limit, 32767.0);
+        break;
+      case at::kHalf:
+      case at::kComplexHalf:
+        limit = std::min(limit, 65504.0);
+        break;
+      case at::kInt:
+        limit = std::min(limit, 2147483647.0);
+        break;
+      case at::kLong:
+        limit = std::min(limit, 9.2e18);
+        break;
+      case at::kFloat:
+      case at::kBFloat16:
+      case at::kComplexFloat:
+        limit = std::min(limit, 3.38e38);
+        break;
+      case at::kDouble:
+      case at::kComplexDouble:
+      case at::kBool:
+        break;
+      default:
+        return 0;
+    }
+  }
+  return limit;
+}
+
+// Whether some memory that the call writes is reached twice: by a tensor that overlaps itself, or through another argument. Lists are
+// taken to be of separate tensors.
+bool shares_written_memory(const Scan& scan) {
+  if (!scan.op.mutates || scan.tensors.size() > 8) {
+    return false;
+  }
+  for (size_t i = 0; i < scan.tensors.size(); ++i) {
+    if (scan.tensors[i].is_mutable && scan.tensors[i].view && at::has_internal_overlap(*scan.tensors[i].tensor) == at::MemOverlap::Yes) {
+      return true;
+    }
+    for (size_t j = 0; j < scan.tensors.size(); ++j) {
+      const TensorArgument &written = scan.tensors[i], &other = scan.tensors[j];
+      if (i == j || !written.is_mutable || written.storage != other.storage || !written.tensor || !other.tensor) {
+        continue;
+      }
+      const auto a = extent(*written.tensor), b = extent(*other.tensor);
+      if (a && b && a->first <= b->second && b->first <= a->second) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+// For calls that are too large to be tried: what PyTorch's iterators refuse, where it is easy to tell.
+void check_overlap(const Scan& scan) {
+  for (const TensorArgument& written : scan.tensors) {
+    if (written.is_mutable && written.tensor) {
+      at::assert_no_internal_overlap(*written.tensor);
+    }
+    for (const TensorArgument& other : scan.tensors) {
+      if (!written.is_mutable || !written.tensor || !other.tensor || other.storage != written.storage) {
+        continue;
+      }
+      const at::Tensor &a = *written.tensor, &b = *other.tensor;
+      if (!a.is_non_overlapping_and_dense() || !b.is_non_overlapping_and_dense()) {
+        continue; // PyTorch finds these too hard to tell, and lets them pass
+      }
+      const auto x = extent(a), y = extent(b);
+      const bool apart = !x || !y || x->first > y->second || y->first > x->second;
+      TORCH_CHECK(
+          apart || (x == y && a.strides() == b.strides()),
+          "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory ",
+          "location. Please clone() the tensor before performing the operation.");
     }
   }
 }
 
-bool is_small(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
-  int64_t elements = 0;
-  for_each_tensor(op, arguments, [&](const at::Tensor& tensor, bool /*is_mutable*/) { elements += tensor.numel(); });
-  return elements <= small_call.load(std::memory_order_relaxed);
+// Runs the call on stand-ins; on others, if it does not take zeros: a distribution does not, nor does an index that is a mask, which
+// has to choose as many elements as are assigned.
+std::unique_ptr<Signature> try_on_cpu(
+    const Operator& op, c10::ArrayRef<c10::IValue> arguments, std::exception_ptr& error, bool shared = false) {
+  const c10::Device cpu(c10::kCPU);
+  auto signature = try_on(cpu, op, arguments, error, {.shared = shared});
+  if (signature || op.has(kPointwise)) {
+    return signature;
+  }
+  std::exception_ptr again;
+  signature = try_on(cpu, op, arguments, again, {.ones = true, .shared = shared});
+  if (op.has(kHostIndices)) {
+    std::vector<int64_t> counts{1};
+    for_each_tensor(op, arguments, [&](const at::Tensor& tensor, bool /*is_mutable*/) {
+      counts.insert(counts.end(), tensor.sizes().begin(), tensor.sizes().end());
+    });
+    for (size_t i = 0; !signature && i < counts.size(); ++i) {
+      signature = try_on(cpu, op, arguments, again, {.shared = shared, .chosen = counts[i]});
+    }
+  }
+  return signature;
 }
 
 // Convolutions keep channels_last on every real device; their meta kernel does not know of ours.
@@ -406,7 +663,7 @@ std::unique_ptr<Signature> infer_signature(const Operator& op, c10::ArrayRef<c10
   }
   std::exception_ptr refused; // by the CPU
   if (op.has(kVerify) && real_device().is_cpu() && is_small(op, arguments)) {
-    if (auto signature = try_on(real_device(), op, arguments, refused)) {
+    if (auto signature = try_on_cpu(op, arguments, refused)) {
       return signature;
     }
   } else if (auto signature = try_rule(op, arguments)) {
@@ -447,8 +704,76 @@ std::unique_ptr<Signature> infer_signature(const Operator& op, c10::ArrayRef<c10
   return signature;
 }
 
+static torch::jit::Stack with_ones_for_numbers(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
+  torch::jit::Stack result = arguments.vec();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (op.arguments[i].kind == ArgKind::Number && (arguments[i].isDouble() || arguments[i].isInt())) {
+      result[i] = arguments[i].isInt() ? c10::IValue(int64_t{1}) : c10::IValue(1.0);
+    }
+  }
+  return result;
+}
+
 void set_small_call(int64_t elements) {
   small_call = elements;
+}
+
+bool needs_check(Scan& scan) {
+  scan.shares_written = shares_written_memory(scan);
+  return scan.shares_written || (scan.op.has(kChecksNumbers) && !scan.constants.empty()) ||
+      (scan.largest_number > kTameNumber && scan.largest_number > number_limit(scan.tensors));
+}
+
+Hash128 hash_of_check(Scan& scan) {
+  const Hash128 call = scan.hash;
+  for (size_t i = 0; i < scan.constants.size(); ++i) {
+    scan.constant(scan.constants[i]);
+  }
+  Hash128 hash = std::exchange(scan.hash, call);
+  for (size_t i = 0; scan.shares_written && i < scan.tensors.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (scan.tensors[i].storage == scan.tensors[j].storage && scan.tensors[i].tensor && scan.tensors[j].tensor) {
+        const int64_t distance = scan.tensors[i].tensor->storage_offset() - scan.tensors[j].tensor->storage_offset();
+        hash = mix(mix(hash, i << 8 | j), static_cast<uint64_t>(distance));
+      }
+    }
+  }
+  return hash;
+}
+
+void verify_call(const Scan& scan, c10::ArrayRef<c10::IValue> arguments) {
+  const Operator& op = scan.op;
+  const c10::Device cpu(c10::kCPU);
+  if (!real_device().is_cpu() || !op.has(kVerify)) {
+    return;
+  }
+  const bool small = is_small(op, arguments);
+  std::exception_ptr error;
+  if (scan.shares_written && !small) {
+    if (op.has(kPointwise) || op.has(kRandom)) {
+      check_overlap(scan);
+    }
+  } else if (scan.shares_written) {
+    std::exception_ptr alone;
+    if (!try_on_cpu(op, arguments, error, true) && try_on_cpu(op, arguments, alone)) {
+      std::rethrow_exception(error);
+    }
+  }
+  if (try_on(cpu, op, arguments, error, {.single = true})) {
+    return;
+  }
+  if (small) {
+    std::exception_ptr complete;
+    if (!try_on_cpu(op, arguments, complete)) {
+      std::rethrow_exception(complete);
+    }
+    return;
+  }
+  // Either the numbers are wrong, or one element is too few.
+  std::exception_ptr other;
+  if (op.has(kPointwise) || op.has(kChecksNumbers) || try_on(cpu, op, with_ones_for_numbers(op, arguments), other, {.single = true})) {
+    std::rethrow_exception(error);
+  }
 }
 
 } // namespace tarry

@@ -30,9 +30,9 @@ def test_the_names_in_the_yaml_are_operators() -> None:
     names = set(natives().by_name)
     bases = {name.partition(".")[0] for name in names}
     assert rules.kernels | rules.leaves | rules.overwrites | rules.outside_graphs <= names
-    for rule in ("decompose", "mask_indices", "takes_host_indices", "random", "shape_from_numbers", "lenient_meta"):
+    for rule in ("decompose", "mask_indices", "takes_host_indices", "random", "shape_from_numbers", "contents_decide"):
         assert getattr(rules, rule) <= bases, rule
-    assert rules.shape_from_device | rules.dynamic <= bases
+    assert rules.shape_from_device | rules.dynamic | rules.checks_numbers | rules.products <= bases
     assert rules.outside_graphs <= rules.kernels
 
 

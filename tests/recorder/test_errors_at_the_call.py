@@ -1,0 +1,235 @@
+"""What eager PyTorch refuses because of shapes, dtypes, numbers or overlapping memory, tarry refuses at the same call, with
+the same error: also when the same call was recorded before with other numbers, and when its result is never read."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.support import DEVICE, tarry_only
+
+USES_DEVICE = True
+pytestmark = tarry_only
+
+Call = Callable[[str], object]
+
+
+def _error(call: Call, device: str) -> tuple[type[Exception], str] | None:
+    try:
+        call(device)
+    except Exception as error:
+        return type(error), str(error).splitlines()[0]
+    return None
+
+
+def _assert_same_error(call: Call) -> None:
+    expected = _error(call, "cpu")
+    assert expected is not None, "the case is wrong: eager accepts it"
+    found = _error(call, DEVICE)
+    assert found is not None, f"no error at the call; eager raises {expected}"
+    assert found[0] is expected[0]
+    assert found[1] == expected[1].replace("cpu", DEVICE) or found[1] == expected[1]
+
+
+# A call that is right with the first numbers and wrong with the second ones.
+NUMBERS: dict[str, tuple[Callable[..., object], tuple[object, ...], tuple[object, ...]]] = {
+    "cauchy_": (lambda d, *n: torch.empty(4, device=d).cauchy_(*n), (0.0, 0.5), (0.0, 0.0)),
+    "exponential_": (lambda d, *n: torch.empty(4, device=d).exponential_(*n), (0.5,), (-0.5,)),
+    "normal_": (lambda d, *n: torch.empty(4, device=d).normal_(*n), (0.0, 1.0), (0.0, -1.0)),
+    "uniform_": (lambda d, *n: torch.empty(4, device=d).uniform_(*n), (0.0, 1.0), (1.0, 0.0)),
+    "log_normal_": (lambda d, *n: torch.empty(4, device=d).log_normal_(*n), (1.0, 2.0), (1.0, -2.0)),
+    "geometric_": (lambda d, *n: torch.empty(4, device=d).geometric_(*n), (0.5,), (1.5,)),
+    "bernoulli_": (lambda d, *n: torch.empty(4, device=d).bernoulli_(*n), (0.5,), (1.5,)),
+    "bernoulli": (lambda d, *n: torch.bernoulli(torch.ones(4, device=d), *n), (0.5,), (-0.5,)),
+    "random_": (
+        lambda d, *n: torch.empty(4, device=d, dtype=torch.int16).random_(*n),
+        (-5, 5),
+        (-(2**20), 5),
+    ),
+    "histc": (lambda d, *n: torch.histc(torch.ones(4, device=d), 4, *n), (0.0, 1.0), (5.0, 1.0)),
+    "softshrink": (lambda d, n: F.softshrink(torch.ones(4, device=d), n), (0.5,), (-0.5,)),
+    "celu": (lambda d, n: F.celu(torch.ones(4, device=d), n), (1.0,), (0.0,)),
+    "pow of integers": (lambda d, n: torch.ones(4, device=d, dtype=torch.int64) ** n, (2,), (-2,)),
+    "renorm": (lambda d, n: torch.renorm(torch.ones(4, 4, device=d), n, 0, 1.0), (2.0,), (-1.0,)),
+    "huber_loss": (
+        lambda d, n: F.huber_loss(torch.ones(4, device=d), torch.ones(4, device=d), delta=n),
+        (1.0,),
+        (-1.0,),
+    ),
+    "fill_ with too much for the dtype": (
+        lambda d, n: torch.zeros(4, device=d, dtype=torch.uint8).fill_(n),
+        (3,),
+        (300,),
+    ),
+    "masked_fill_ with too much for the dtype": (
+        lambda d, n: torch.zeros(4, device=d, dtype=torch.int8).masked_fill_(torch.ones(4, device=d) > 0, n),
+        (3,),
+        (300,),
+    ),
+    "full with too much for a float": (lambda d, n: torch.zeros(4, device=d).fill_(n), (1e30,), (1e300,)),
+    "fill_ of a large tensor": (
+        lambda d, n: torch.zeros(2**17, device=d, dtype=torch.uint8).fill_(n),
+        (3,),
+        (300,),
+    ),
+    "normal_ of a large tensor": (lambda d, *n: torch.empty(2**17, device=d).normal_(*n), (0.0, 1.0), (0.0, -1.0)),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_wrong_numbers(name: str) -> None:
+    call, right, wrong = NUMBERS[name]
+    _assert_same_error(lambda device: call(device, *wrong))
+    call(DEVICE, *right)
+    _assert_same_error(lambda device: call(device, *wrong))
+    call(DEVICE, *right)
+
+
+def _in_place_leaky_relu(device: str, slope: float) -> None:
+    x = torch.ones(3, device=device, requires_grad=True)
+    F.leaky_relu_(x.clone(), slope).backward(torch.ones(3, device=device))
+
+
+def test_wrong_numbers_in_backward() -> None:
+    _in_place_leaky_relu(DEVICE, 0.5)
+    _assert_same_error(lambda device: _in_place_leaky_relu(device, -2.0))
+
+
+def _expanded(device: str, size: int = 6) -> torch.Tensor:
+    return torch.rand(1, device=device).expand(size)
+
+
+def _zero(device: str) -> torch.Tensor:
+    return torch.zeros(1, dtype=torch.int64, device=device)
+
+
+# Written memory that overlaps, itself or with what is read.
+OVERLAP: dict[str, Call] = {
+    "bernoulli_": lambda d: _expanded(d).bernoulli_(0.5),
+    "random_": lambda d: _expanded(d).random_(),
+    "add_": lambda d: _expanded(d).add_(1),
+    "put_": lambda d: _expanded(d).put_(_zero(d), torch.ones(1, device=d)),
+    "index_copy_": lambda d: _expanded(d).index_copy_(0, _zero(d), torch.ones(1, device=d)),
+    "scatter_": lambda d: _expanded(d).scatter_(0, _zero(d), 1.0),
+    "add_ of a large tensor": lambda d: _expanded(d, 2**17).add_(1),
+    "a partial overlap": lambda d: (lambda x: x[1:].add_(x[:-1]))(torch.rand(6, device=d)),
+    "a partial overlap of large tensors": lambda d: (lambda x: x[1:].add_(x[:-1]))(torch.rand(2**17, device=d)),
+    "gather out": lambda d: (lambda x: torch.gather(x, 0, torch.zeros(6, dtype=torch.int64, device=d), out=x))(
+        torch.rand(6, device=d)
+    ),
+    "index_select out": lambda d: (lambda x: torch.index_select(x, 0, _zero(d), out=x[:1]))(torch.rand(6, device=d)),
+    "scatter_ of itself": lambda d: (lambda x: x.scatter_(0, torch.zeros(6, dtype=torch.int64, device=d), x))(
+        torch.rand(6, device=d)
+    ),
+    "take out": lambda d: (lambda x: torch.take(x, _zero(d), out=x[:1]))(torch.rand(6, device=d)),
+    "cat out": lambda d: (lambda x: torch.cat([x[:2], x[2:4]], out=x[:4]))(torch.rand(6, device=d)),
+}
+
+
+@pytest.mark.parametrize("name", OVERLAP)
+def test_overlapping_memory(name: str) -> None:
+    _assert_same_error(OVERLAP[name])
+    _assert_same_error(OVERLAP[name])
+
+
+def test_memory_that_does_not_overlap_is_accepted() -> None:
+    x = torch.arange(8.0, device=DEVICE)
+    x[:4].add_(x[4:])
+    x[::2].add_(x[1::2])
+    x.add_(x)
+    y = torch.arange(8.0)
+    y[:4].add_(y[4:])
+    y[::2].add_(y[1::2])
+    y.add_(y)
+    assert torch.equal(x.cpu(), y)
+
+
+# Shapes and dtypes that meta kernels let pass.
+SHAPES_AND_DTYPES: dict[str, Call] = {
+    "in-place comparison that would broadcast": lambda d: torch.zeros(2, device=d).eq_(torch.ones(3, 2, device=d)),
+    "in-place add that would broadcast": lambda d: torch.zeros(2, device=d).add_(torch.ones(3, 2, device=d)),
+    "masked_fill_ that would broadcast": lambda d: torch.zeros(2, device=d).masked_fill_(
+        torch.ones(3, 2, device=d) > 0, 1.0
+    ),
+    "reflection_pad that is too large": lambda d: F.pad(torch.rand(1, 2, 3, device=d), (4, 4), mode="reflect"),
+    "avg_pool2d with stride 0": lambda d: F.avg_pool2d(torch.rand(1, 2, 4, 4, device=d), 2, 0),
+    "bucketize with boundaries of two dimensions": lambda d: torch.bucketize(
+        torch.rand(2, device=d), torch.rand(2, 3, device=d)
+    ),
+    "complex of two dtypes": lambda d: torch.complex(
+        torch.ones(2, device=d), torch.ones(2, dtype=torch.float64, device=d)
+    ),
+    "all into floats": lambda d: torch.all(torch.ones(3, device=d), 0, out=torch.empty((), device=d)),
+    "logcumsumexp into another dtype": lambda d: torch.logcumsumexp(
+        torch.ones(3, device=d), 0, out=torch.zeros(3, dtype=torch.float64, device=d)
+    ),
+    "65 dimensions": lambda d: torch.nansum(torch.zeros([1] * 65, device=d), dim=0),
+    "an index into an empty dimension": lambda d: torch.empty(10, 0, device=d)[:, [0, 1]],
+    "index_put_ of another dtype": lambda d: torch.ones(5, 2, dtype=torch.float64, device=d).index_put_(
+        (torch.tensor([1], device=d),), torch.zeros(1, 2, dtype=torch.int32, device=d)
+    ),
+    "index_put without indices": lambda d: torch.ones([], device=d).index_put([], torch.ones(1, device=d), True),
+    "an assignment that does not fit": lambda d: torch.randn(2, 3, device=d).__setitem__(
+        torch.tensor(True, device=d), torch.randn(5, 1, 2, 3, device=d)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES_AND_DTYPES)
+def test_wrong_shapes_and_dtypes(name: str) -> None:
+    _assert_same_error(SHAPES_AND_DTYPES[name])
+
+
+def test_warnings_come_at_every_call() -> None:
+    def count(device: str) -> int:
+        x = torch.arange(16.0, device=device).view(4, 4)
+        mask = torch.tensor([1, 0, 1, 0], dtype=torch.uint8, device=device)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            x[mask] = torch.arange(4.0, device=device)
+        return len(seen)
+
+    assert [count(DEVICE), count(DEVICE)] == [count("cpu")] * 2
+
+
+def test_checks_do_not_draw_from_the_generators() -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    torch.empty(7, device=DEVICE).normal_(0.0, 3.0)
+    F.dropout(torch.ones(5, device=DEVICE), 0.25)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.fixture
+def deterministic() -> object:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def test_uninitialised_memory_is_filled_if_deterministic(deterministic: None) -> None:
+    made = [
+        torch.empty(10, 9, device=DEVICE),
+        torch.empty_like(torch.zeros(10, 9, device=DEVICE)),
+        torch.empty_strided((10, 9), (1, 5), device=DEVICE),
+        torch.zeros(3, device=DEVICE).new_empty(4),
+    ]
+    integers = torch.empty(4, dtype=torch.int32, device=DEVICE)
+    torch.use_deterministic_algorithms(False)
+    assert all(bool(tensor.isnan().all()) for tensor in made)
+    assert bool((integers == torch.iinfo(torch.int32).max).all())
+
+
+def test_an_operator_that_is_not_deterministic_is_refused_at_the_call(deterministic: None) -> None:
+    def call(device: str) -> None:
+        torch.ones(4, device=device).put_(_zero(device), torch.ones(1, device=device))
+
+    torch.use_deterministic_algorithms(False)
+    call(DEVICE)
+    torch.use_deterministic_algorithms(True)
+    assert _error(call, DEVICE) == _error(call, "cpu")
