@@ -1,5 +1,7 @@
-"""What eager PyTorch refuses because of shapes, dtypes, numbers or overlapping memory, tarry refuses at the same call, with
-the same error: also when the same call was recorded before with other numbers, and when its result is never read."""
+"""What eager PyTorch refuses because of shapes, dtypes, numbers or overlapping memory, tarry refuses at the same call.
+
+With the same error: also when the same call was recorded before with other numbers, and when its result is never read.
+"""
 
 from __future__ import annotations
 
@@ -99,34 +101,33 @@ def test_wrong_numbers_in_backward() -> None:
     _assert_same_error(lambda device: _in_place_leaky_relu(device, -2.0))
 
 
-def _expanded(device: str, size: int = 6) -> torch.Tensor:
-    return torch.rand(1, device=device).expand(size)
-
-
-def _zero(device: str) -> torch.Tensor:
+def _zero(device: torch.device | str) -> torch.Tensor:
     return torch.zeros(1, dtype=torch.int64, device=device)
 
 
-# Written memory that overlaps, itself or with what is read.
+# Written memory that overlaps: itself, in a tensor that was expanded ...
+ITSELF: dict[str, Callable[[torch.Tensor], object]] = {
+    "bernoulli_": lambda x: x.bernoulli_(0.5),
+    "random_": lambda x: x.random_(),
+    "add_": lambda x: x.add_(1),
+    "put_": lambda x: x.put_(_zero(x.device), torch.ones(1, device=x.device)),
+    "index_copy_": lambda x: x.index_copy_(0, _zero(x.device), torch.ones(1, device=x.device)),
+    "scatter_": lambda x: x.scatter_(0, _zero(x.device), 1.0),
+}
+# ... or with what is read.
+ANOTHER: dict[str, Callable[[torch.Tensor], object]] = {
+    "add_": lambda x: x[1:].add_(x[:-1]),
+    "gather": lambda x: torch.gather(x, 0, _zero(x.device), out=x[:1]),
+    "index_select": lambda x: torch.index_select(x, 0, _zero(x.device), out=x[:1]),
+    "scatter_": lambda x: x.scatter_(0, torch.zeros(x.numel(), dtype=torch.int64, device=x.device), x),
+    "take": lambda x: torch.take(x, _zero(x.device), out=x[:1]),
+    "cat": lambda x: torch.cat([x[:2], x[2:4]], out=x[:4]),
+}
 OVERLAP: dict[str, Call] = {
-    "bernoulli_": lambda d: _expanded(d).bernoulli_(0.5),
-    "random_": lambda d: _expanded(d).random_(),
-    "add_": lambda d: _expanded(d).add_(1),
-    "put_": lambda d: _expanded(d).put_(_zero(d), torch.ones(1, device=d)),
-    "index_copy_": lambda d: _expanded(d).index_copy_(0, _zero(d), torch.ones(1, device=d)),
-    "scatter_": lambda d: _expanded(d).scatter_(0, _zero(d), 1.0),
-    "add_ of a large tensor": lambda d: _expanded(d, 2**17).add_(1),
-    "a partial overlap": lambda d: (lambda x: x[1:].add_(x[:-1]))(torch.rand(6, device=d)),
-    "a partial overlap of large tensors": lambda d: (lambda x: x[1:].add_(x[:-1]))(torch.rand(2**17, device=d)),
-    "gather out": lambda d: (lambda x: torch.gather(x, 0, torch.zeros(6, dtype=torch.int64, device=d), out=x))(
-        torch.rand(6, device=d)
-    ),
-    "index_select out": lambda d: (lambda x: torch.index_select(x, 0, _zero(d), out=x[:1]))(torch.rand(6, device=d)),
-    "scatter_ of itself": lambda d: (lambda x: x.scatter_(0, torch.zeros(6, dtype=torch.int64, device=d), x))(
-        torch.rand(6, device=d)
-    ),
-    "take out": lambda d: (lambda x: torch.take(x, _zero(d), out=x[:1]))(torch.rand(6, device=d)),
-    "cat out": lambda d: (lambda x: torch.cat([x[:2], x[2:4]], out=x[:4]))(torch.rand(6, device=d)),
+    **{f"{name} of itself": lambda d, f=f: f(torch.rand(1, device=d).expand(6)) for name, f in ITSELF.items()},
+    **{f"{name} of another": lambda d, f=f: f(torch.rand(6, device=d)) for name, f in ANOTHER.items()},
+    "a large tensor that overlaps itself": lambda d: ITSELF["add_"](torch.rand(1, device=d).expand(2**17)),
+    "a large tensor that overlaps another": lambda d: ANOTHER["add_"](torch.rand(2**17, device=d)),
 }
 
 
