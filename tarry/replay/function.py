@@ -43,6 +43,7 @@ _NOT_CALLED = "it has not been called"
 
 _thread = threading.local()
 _watching = threading.Lock()
+_watches: list[Watch] = []  # the one that is going on, if there is one
 
 
 def is_inside() -> bool:
@@ -296,6 +297,7 @@ class StepFunction(Generic[P, T]):
             assert plan.schedule is not None
             self._guard_failed(plan.schedule.explain())
             return None
+        _disturb()
         self._runtime.sync_all("before a replay")  # what fails there has nothing to do with this call
         try:
             made = self._runtime.replay(plan.replay, leaves, numbers)
@@ -330,6 +332,7 @@ class StepFunction(Generic[P, T]):
         is_watched = (is_verified or self._pause == 0) and not self._is_given_up and default_devices() is not None
         if not is_watched or not _watching.acquire(blocking=False):
             self._pause = max(self._pause - 1, 0)
+            _disturb()
             return self._call_only(call)
         try:
             self._runtime.sync_all("before a compiled function")
@@ -351,12 +354,15 @@ class StepFunction(Generic[P, T]):
         return result
 
     def _run(self, watch: Watch, call: _Call) -> Any:
+        _watches.append(watch)
         try:
             with _Inside():
                 return watch.run(call.run)
         except BaseException:
             self._hasten()
             raise
+        finally:
+            _watches.remove(watch)
 
     def _watch(self, plan: ReplayPlan | None, call: _Call) -> Any:
         """Record a call, and learn from it."""
@@ -539,6 +545,12 @@ class StepFunction(Generic[P, T]):
 
     def __repr__(self) -> str:
         return f"<tarry.compile of {self._name}: {self.recorded} calls recorded, {self.replays} replayed>"
+
+
+def _disturb() -> None:
+    """A call that another thread watches meanwhile shows nothing: this one's operators may be among its own."""
+    for watch in _watches:
+        watch.disturbed = True
 
 
 class _Inside:

@@ -199,6 +199,8 @@ class Guards(Checks):
                 self._optimizer(value, path, hops)
             case dict() | list() | tuple():
                 self._container(value, path, hops, under_module)
+            case deque() | Set() if under_module:
+                self.length(value, path)
             case deque() | Set() | numpy.ndarray() | array.array() | bytearray():
                 contents = _Contents(value)
                 self._seen[id(contents)] = contents  # kept alive
@@ -238,8 +240,9 @@ class Guards(Checks):
     def _module(self, module: nn.Module, path: str, hops: int) -> None:
         content = module.__dict__
         self.entries(content, path)
+        if id(type(module)) not in self._seen:
+            self.attribute(type(module), "forward", f"{path}.forward")
         self._class(type(module), path)
-        self.attribute(type(module), "forward", f"{path}.forward")
         for name, value in content.items():
             inner = path if name in ("_parameters", "_buffers", "_modules") else f"{path}.{name}"
             if isinstance(value, dict):

@@ -65,7 +65,7 @@ class Watch:
             (k, t) for k, t in enumerate(leaves) if isinstance(t, torch.Tensor) and t.requires_grad and t.is_leaf
         ]
         self._snapshots: list[Any] = []
-        self._disturbed = False
+        self.disturbed = False
         self.rates = RateWatch(rates)
 
     def run(self, call: Callable[[], Any]) -> Any:
@@ -82,7 +82,7 @@ class Watch:
         thread = threading.get_ident()
 
         def observe(batch: Any) -> None:
-            self._disturbed = self._disturbed or threading.get_ident() != thread
+            self.disturbed = self.disturbed or threading.get_ident() != thread
             self._snapshots.append(C.Snapshot(batch, self._trace))
 
         runtime.observer = observe
@@ -93,7 +93,7 @@ class Watch:
             runtime.sync_all("end of a compiled function")
             self._reads, self._overwritten = self._trace.reads, self._trace.overwritten
             self._first_serial = self._trace.first_serial
-            self._disturbed = self._disturbed or self._trace.shared
+            self.disturbed = self.disturbed or self._trace.shared
         finally:
             runtime.observer = None
             del self._trace
@@ -103,7 +103,7 @@ class Watch:
 
     def judge(self, result: Any) -> Capture:
         """What the call did. Raises NotReplayableError if a replay could not do the same."""
-        if self._disturbed:
+        if self.disturbed:
             raise DisturbedError("another thread recorded something, or needed a value, during the call")
         self._check_conduct()
         snapshot = self._snapshots[0]
