@@ -318,7 +318,7 @@ def optimizer_cases() -> Iterator[Case]:
             f"Adam {how}": lambda p, f=foreach: torch.optim.Adam(p, 0.1, foreach=f),
             f"AdamW amsgrad {how}": lambda p, f=foreach: torch.optim.AdamW(p, 0.1, amsgrad=True, foreach=f),
             f"SGD {how}": lambda p, f=foreach: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True, foreach=f),
-            f"RMSprop {how}": lambda p, f=foreach: torch.optim.RMSprop(p, 0.1, centered=True, momentum=0.5, foreach=f),
+            f"RMSprop {how}": lambda p, f=foreach: torch.optim.RMSprop(p, 0.1, momentum=0.5, foreach=f),
             f"Adagrad {how}": lambda p, f=foreach: torch.optim.Adagrad(p, 0.1, foreach=f),
             f"Adamax {how}": lambda p, f=foreach: torch.optim.Adamax(p, 0.1, foreach=f),
             f"NAdam {how}": lambda p, f=foreach: torch.optim.NAdam(p, 0.1, foreach=f),

@@ -244,16 +244,6 @@ def _hardtanh(x: Tensor, low: Any = -1, high: Any = 1) -> Any:
     return _clamp(x, low, high) if x.is_floating_point() else NotImplemented  # its result is of the type of x
 
 
-@_for(aten.fmax.default)
-def _fmax(a: Tensor, b: Tensor) -> Tensor:
-    return torch.where(torch.isnan(b) | (a >= b), a, b)
-
-
-@_for(aten.fmin.default)
-def _fmin(a: Tensor, b: Tensor) -> Tensor:
-    return torch.where(torch.isnan(b) | (a <= b), a, b)
-
-
 # ---- functions
 
 
@@ -288,9 +278,10 @@ def _round(x: Tensor, *, decimals: int) -> Any:
 def _whole(dtypes: Sequence[torch.dtype] | None, *overloads: Any) -> None:
     """Eager's own kernel for tensors of these types (None: all)."""
 
-    def call(overload: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        wanted = _on_cpu(x, *args) and (dtypes is None or x.dtype in dtypes)
-        return exact(overload)(x, *args, **kwargs) if wanted else NotImplemented
+    def call(overload: Any, *args: Any, **kwargs: Any) -> Any:
+        given = {arg.dtype for arg in args if isinstance(arg, Tensor)}
+        wanted = _on_cpu(*args) and (dtypes is None or not given.isdisjoint(dtypes))
+        return exact(overload)(*args, **kwargs) if wanted else NotImplemented
 
     for overload in overloads:
         _OWN[overload] = functools.partial(call, overload)
@@ -300,6 +291,7 @@ _whole(None, aten.acosh.default)  # overflows
 _whole(None, aten.atanh.default)  # nothing is left of a small number
 _whole(None, aten.nextafter.default)  # gives the neighbour in float32, whatever the type
 _whole(None, aten.softshrink.default)  # loses NaN
+_whole(None, aten.fmax.default, aten.fmin.default)  # take the other of two zeros
 _whole(None, aten.ldexp.Tensor, aten.mvlgamma.default)  # are in eager made of operators whose results overflow
 _whole(  # begin with zero instead of the least or the greatest number, in vectorised loops
     (torch.int8, torch.uint8),
@@ -309,6 +301,15 @@ _whole(  # begin with zero instead of the least or the greatest number, in vecto
     aten.min.default,
     aten.argmax.default,
     aten.argmin.default,
+)
+_whole(  # lose NaN, which eager's complex multiplications make of infinities
+    (torch.complex64, torch.complex128),
+    aten.add.Tensor,
+    aten.add.Scalar,
+    aten.sub.Tensor,
+    aten.sub.Scalar,
+    aten.sgn.default,
+    aten.logaddexp.default,
 )
 _whole(  # give booleans, which uint8 does not in eager
     (torch.uint8,),
