@@ -227,7 +227,7 @@ bool resizes_only_empty(const Scan& scan, const Signature& signature) {
     const auto users = std::count_if(scan.tensors.begin(), scan.tensors.end(), [&](const TensorArgument& other) {
       return other.storage == argument.storage;
     });
-    if (argument.storage->nbytes() != 0 || argument.tensor->storage_offset() != 0 || users > 1) {
+    if (argument.storage->nbytes() != 0 || argument.view || argument.tensor->storage_offset() != 0 || users > 1) {
       return false;
     }
   }

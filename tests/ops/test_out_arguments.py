@@ -111,3 +111,10 @@ def test_what_was_resized_is_not_read(device: str) -> None:
     z = torch.ones(2, 3).to(device)
     torch.unsqueeze_copy(z, 0, out=z)  # has its result before it resizes
     assert z.tolist() == torch.ones(1, 2, 3).tolist()
+
+
+def test_a_view_without_elements_takes_other_strides(device: str) -> None:
+    a, tau, c = (torch.zeros(shape).to(device) for shape in ((0, 5, 5), (0, 5), (0, 5, 5)))
+    out = torch.zeros(5, 5, 0).to(device).permute(2, 1, 0)
+    torch.ormqr(a, tau, c, out=out)
+    assert tuple(out.cpu().shape) == (0, 5, 5)
