@@ -211,6 +211,13 @@ void Interpreter::execute(Node& node) {
     if (op.draws(torch::jit::last(stack_, op.arguments.size()))) {
       seeded.emplace(op, node.constants.back().toInt(), stack_, device_);
     }
+    struct Silence final : c10::WarningHandler {
+      void process(const c10::Warning& /*warning*/) override {}
+    } silence;
+    std::optional<c10::WarningUtils::WarningHandlerGuard> given; // its warnings came when it was recorded
+    if (C10_UNLIKELY(!node.signature->warnings.empty())) {
+      given.emplace(&silence);
+    }
     op.handle.callBoxed(&stack_);
   }
   for (const Edge& used : node.edges) {

@@ -123,11 +123,25 @@ ANOTHER: dict[str, Callable[[torch.Tensor], object]] = {
     "take": lambda x: torch.take(x, _zero(x.device), out=x[:1]),
     "cat": lambda x: torch.cat([x[:2], x[2:4]], out=x[:4]),
 }
+
+
+def _expanded(device: str, size: int = 6) -> torch.Tensor:
+    return torch.rand(1, device=device).expand(size)
+
+
+def _of_another(call: Callable[[torch.Tensor], object], size: int = 6) -> Call:
+    return lambda device: call(torch.rand(size, device=device))
+
+
+def _of_itself(call: Callable[[torch.Tensor], object], size: int = 6) -> Call:
+    return lambda device: call(_expanded(device, size))
+
+
 OVERLAP: dict[str, Call] = {
-    **{f"{name} of itself": lambda d, f=f: f(torch.rand(1, device=d).expand(6)) for name, f in ITSELF.items()},
-    **{f"{name} of another": lambda d, f=f: f(torch.rand(6, device=d)) for name, f in ANOTHER.items()},
-    "a large tensor that overlaps itself": lambda d: ITSELF["add_"](torch.rand(1, device=d).expand(2**17)),
-    "a large tensor that overlaps another": lambda d: ANOTHER["add_"](torch.rand(2**17, device=d)),
+    **{f"{name} of itself": _of_itself(call) for name, call in ITSELF.items()},
+    **{f"{name} of another": _of_another(call) for name, call in ANOTHER.items()},
+    "a large tensor that overlaps itself": _of_itself(ITSELF["add_"], 2**17),
+    "a large tensor that overlaps another": _of_another(ANOTHER["add_"], 2**17),
 }
 
 
@@ -192,6 +206,7 @@ def test_warnings_come_at_every_call() -> None:
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             x[mask] = torch.arange(4.0, device=device)
+            x.cpu()  # the step runs without a warning of its own
         return len(seen)
 
     assert [count(DEVICE), count(DEVICE)] == [count("cpu")] * 2
@@ -211,6 +226,15 @@ def deterministic() -> object:
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+def test_what_a_call_needs_of_its_contents_is_not_refused_at_the_call() -> None:
+    a = torch.eye(3, device=DEVICE) * 4.0
+    assert torch.equal(torch.cholesky(a).cpu(), torch.eye(3) * 2.0)
+    assert torch.multinomial(torch.ones(3, device=DEVICE), 2).shape == (2,)
+    x = torch.zeros(4, device=DEVICE)
+    x[torch.tensor([True, False, True, False], device=DEVICE)] = torch.tensor([1.0, 2.0], device=DEVICE)
+    assert x.tolist() == [1.0, 0.0, 2.0, 0.0]
 
 
 def test_uninitialised_memory_is_filled_if_deterministic(deterministic: None) -> None:
