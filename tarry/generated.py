@@ -16,7 +16,7 @@ import warnings
 from pathlib import Path
 from types import ModuleType
 
-from tarry import trust
+import tarry.trust as trust  # "from tarry" would load the whole package
 from tarry.config import config
 
 

@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tarry import trust
+import tarry.trust as trust  # "from tarry" would load the whole package
 
 if TYPE_CHECKING:
     from torchgen.model import NativeFunction

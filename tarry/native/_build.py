@@ -28,7 +28,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TextIO
 
-from tarry import trust
+import tarry.trust as trust  # "from tarry" would load the whole package
 from tarry.config import config
 from tarry.errors import NativeBuildError
 from tarry.native import _toolchain
