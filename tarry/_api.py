@@ -18,6 +18,7 @@ from tarry.backends import registry
 from tarry.backends.base import Backend, Policy
 from tarry.codegen.op_table import Kind, load_table
 from tarry.config import config
+from tarry.device.optimizer import StepHooks
 from tarry.native import C
 from tarry.replay.function import OnDeviation, StepFunction, is_inside
 from tarry.replay.verification import Verify
@@ -168,9 +169,24 @@ def _on_config(name: str, value: Any) -> None:
         C.set_run_ahead(value)
 
 
-def _after_optimizer() -> None:
-    if config.cut_after_optimizer and not is_inside():
-        _runtime.sync_all("optimizer.step", awaited=False)
+class _Steps:
+    """What happens around `optimizer.step()`: see device/optimizer.py."""
+
+    def cut(self) -> None:
+        if config.cut_after_optimizer and not is_inside():
+            _runtime.sync_all("optimizer.step", awaited=False)
+
+    def land(self) -> None:
+        _runtime.land_all()
+
+    def settled(self) -> bool:
+        return not any(C.pending(index) or C.is_aloft(index) for index in range(C.device_count()))
+
+    def lane(self) -> int:
+        return int(C.current_lane())
+
+    def failed(self, lane: int) -> int:
+        return int(C.failed_steps(lane))
 
 
 def _synchronize() -> None:
@@ -208,7 +224,8 @@ def _install() -> None:
     for entry in load_table(config.cache_dir):
         if entry.kind in (Kind.RECORD, Kind.KERNEL):
             C.register_operator(entry.name, entry.flags, entry.kind is Kind.KERNEL)
-    device.install(C, cut=_after_optimizer, synchronize=_synchronize)
+    device.install(C, synchronize=_synchronize)
+    _runtime.after_landing = StepHooks(_Steps()).settle
     device.module.attach(_runtime.seed, _runtime.memory_info)
     metrics.attach(_counters, _reset_counters, _runtime.backend_metrics)
     config.subscribe(_on_config)

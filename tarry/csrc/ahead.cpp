@@ -299,7 +299,7 @@ void launch(DeviceState& state) {
     if (node->position >= until && node->epoch != state.epoch) {
       break; // not recorded yet; program order
     }
-    if (node->epoch != state.epoch || node->error) {
+    if (node->epoch != state.epoch) {
       return; // another graph
     }
   }

@@ -31,7 +31,7 @@ void gather(Batch& batch) {
   auto visit = [&](const NodePtr& node) {
     if (node->mark != mark) {
       node->mark = mark;
-      if (!is_input(*node) && !node->error) {
+      if (!is_input(*node)) {
         stack.push_back(node.get());
       }
       (node->epoch == state.epoch ? recorded[node->position] : batch.order.emplace_back()) = node;
@@ -80,9 +80,6 @@ std::shared_ptr<Batch> collect(DeviceState& state) {
   std::lock_guard<std::mutex> guard(state.mutex);
   TORCH_INTERNAL_ASSERT(!state.voyage);
   for (TarryStorage* storage = state.pending; storage; storage = storage->next) {
-    if (storage->value.node->error) {
-      continue;
-    }
     batch->roots.push_back({storage, storage->value.node, storage->value.output});
   }
   if (batch->roots.empty()) {
@@ -123,7 +120,14 @@ std::shared_ptr<Batch> peek(const std::vector<at::Tensor>& tensors) {
   }
   await_step(*batch->state);
   Graveyard graveyard;
-  std::lock_guard<std::mutex> guard(batch->state->mutex);
+  std::unique_lock<std::mutex> lock(batch->state->mutex);
+  for (TarryStorage* storage : storages) {
+    if (FailurePtr failure = storage->failure) {
+      lock.unlock();
+      batch->roots.clear();
+      failure->raise();
+    }
+  }
   for (TarryStorage* storage : storages) {
     Value value = current_value(storage, graveyard);
     batch->roots.push_back({storage, std::move(value.node), value.output});
@@ -178,7 +182,7 @@ at::Tensor alias(const at::Tensor& tensor) {
   return at::Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), false));
 }
 
-std::vector<at::Tensor> Batch::inputs(const std::vector<int64_t>& update, Graveyard& replaced) const {
+std::vector<at::Tensor> Batch::inputs(const std::vector<int64_t>& update, bool preserve) {
   PlainDispatch plain;
   std::vector<at::Tensor> tensors;
   std::vector<bool> updated(slots);
@@ -188,10 +192,10 @@ std::vector<at::Tensor> Batch::inputs(const std::vector<int64_t>& update, Gravey
   for (const NodePtr& node : order) {
     if (node->is_leaf()) {
       node->data = on_real_device(std::move(node->data), *state);
-      if (updated[tensors.size()] &&
-          (node->data.use_count() != 1 || node->data.storage().use_count() != 1)) {
-        at::Tensor own = clone_exactly(node->data);
-        replaced.tensors.push_back(std::exchange(node->data, std::move(own)));
+      const bool is_own = node->data.use_count() == 1 && node->data.storage().use_count() == 1;
+      if (updated[tensors.size()] && (preserve || !is_own)) {
+        at::Tensor copy = clone_exactly(node->data);
+        originals.push_back({node.get(), std::exchange(node->data, std::move(copy)), is_own});
       }
       tensors.push_back(alias(node->data));
     } else if (node->results) {
@@ -201,6 +205,28 @@ std::vector<at::Tensor> Batch::inputs(const std::vector<int64_t>& update, Gravey
     }
   }
   return tensors;
+}
+
+void Batch::recover(const std::vector<int64_t>& update, const WriteLog& log, uint32_t lane) {
+  std::vector<const Node*> written; // by position
+  for (const NodePtr& node : order) {
+    if (is_input(*node)) {
+      written.insert(written.end(), node->is_leaf() ? 1 : node->results->size(), node->is_leaf() ? node.get() : nullptr);
+    }
+  }
+  for (Original& original : originals) {
+    left.tensors.push_back(std::exchange(original.leaf->data, std::move(original.before)));
+  }
+  originals.clear();
+  for (const int64_t position : update) {
+    const Node* leaf = written.at(position);
+    if (leaf && leaf->data.defined() && !leaf->data.is_meta() && log.has(leaf->data)) {
+      lost.push_back(leaf);
+    }
+  }
+  if (!lost.empty()) {
+    loss = caught_failure(lane, "while a program was updating tensors in place: what they held before is lost");
+  }
 }
 
 std::vector<at::Tensor> Batch::own_inputs() const {
@@ -336,7 +362,19 @@ struct LandsFirst {
 
 bool Batch::run(
     const std::shared_ptr<const Program>& program, const std::vector<int64_t>& update, const std::vector<int64_t>& symbols,
-    std::shared_ptr<void> diagnose) {
+    bool preserve, std::shared_ptr<void> diagnose) {
+  WriteLog log;
+  try {
+    return run(program, update, symbols, preserve, std::move(diagnose), log);
+  } catch (...) {
+    recover(update, log, replayed ? lane : current_lane());
+    throw;
+  }
+}
+
+bool Batch::run(
+    const std::shared_ptr<const Program>& program, const std::vector<int64_t>& update, const std::vector<int64_t>& symbols,
+    bool preserve, std::shared_ptr<void> diagnose, WriteLog& log) {
   c10::InferenceMode no_inference(false); // what is made in inference mode cannot be written outside it, and results outlive the block
   PlainDispatch plain; // the second: the first switches autograd on
   auto given = numbers();
@@ -348,14 +386,14 @@ bool Batch::run(
   } else {
     abandon(*this);
   }
-  auto taken = inputs(update, left);
+  auto taken = inputs(update, preserve);
   if (!(split ? ahead.flight || split->early_accepts(taken) : program->accepts(taken))) {
     return false;
   }
   // A program that may refuse its inputs is asked now: on the second thread, nobody could do anything about it.
   const bool early_done = ahead.flight && ahead.flight->is_done() && !ahead.flight->error;
   const bool accepted = program->accepts_all() || (early_done && split->late_accepts(taken, ahead.flight->results));
-  if (unawaited && accepted && may_depart(*this)) {
+  if (unawaited && accepted && !preserve && may_depart(*this)) {
     auto voyage = std::make_shared<Voyage>();
     voyage->batch = shared_from_this();
     voyage->program = program;
@@ -363,6 +401,7 @@ bool Batch::run(
     voyage->early = ahead.flight;
     voyage->inputs = std::move(taken);
     voyage->numbers = std::move(given);
+    voyage->update = update;
     voyage->diagnose = std::move(diagnose);
     if (depart(voyage, update)) {
       ahead.flight.reset();
@@ -407,6 +446,12 @@ void Batch::commit(std::vector<at::Tensor> outputs) {
         outputs[i].scalar_type(), outputs[i].sizes(), " with strides ", outputs[i].strides(), ", but ", layout->dtype,
         layout->sizes, " with strides ", layout->strides, " was recorded");
   }
+  for (Original& original : originals) {
+    const auto found = std::find_if(outputs.begin(), outputs.end(), [&](const at::Tensor& output) { return output.is_same(original.leaf->data); });
+    if (original.is_own && found != outputs.end()) {
+      *found = original.before.copy_(*found);
+    }
+  }
   for (size_t i = 0; i < in_place.size(); ++i) {
     if (in_place[i].defined() && !outputs[i].is_same(in_place[i])) {
       in_place[i].copy_(outputs[i]); // the next step has this buffer already
@@ -436,6 +481,10 @@ void Batch::commit(std::vector<at::Tensor> outputs) {
     graveyard.tensors.push_back(std::move(buffer));
   }
   in_place.clear();
+  for (Original& original : originals) {
+    graveyard.tensors.push_back(std::move(original.before));
+  }
+  originals.clear();
   for (NodePtr& node : order) {
     if (node->is_leaf() && node->data.defined()) { // nothing recorded later reads it: a new epoch has its own leaves
       graveyard.tensors.push_back(std::move(node->data));
@@ -447,7 +496,7 @@ void Batch::commit(std::vector<at::Tensor> outputs) {
       node->results.reset();
       continue; // of an earlier, interrupted epoch: not to be used again
     }
-    if (quiet && node->epoch == epoch && !node->error) {
+    if (quiet && node->epoch == epoch) {
       if (history.size() <= node->position) {
         history.resize(node->position + 1);
       }

@@ -12,6 +12,7 @@ struct Root {
 };
 
 class Program;
+class WriteLog;
 struct Structure;
 
 struct Batch : std::enable_shared_from_this<Batch> {
@@ -25,6 +26,7 @@ struct Batch : std::enable_shared_from_this<Batch> {
   std::vector<NodePtr> order; // in program order, leaves among them
   std::vector<Root> roots; // in program order of their nodes
   bool replayed = false; // the nodes are a replay's own (replay.h): the recorder will not come across them again
+  uint32_t lane = 0; // of a replay: the thread that called it, whichever recorded its nodes
   std::shared_ptr<Flight> flight; // what was computed ahead for this batch, perhaps
   std::vector<WeakStorageImpl> uploads; // storages filled from the host while it was recorded
   uint32_t slots = 0; // number of values; node n's outputs are slots n->first_slot ...
@@ -32,6 +34,17 @@ struct Batch : std::enable_shared_from_this<Batch> {
   bool unawaited = false; // nobody needs a value of it: it may be computed while the next one is recorded (voyage.h)
   bool aloft = false; // and so it is
   std::vector<at::Tensor> in_place; // if it is, or was and failed: per root, the buffer that its storage was given beforehand
+  // While a program runs: leaves that it updates in a copy, each with its contents from before. One that belongs to the leaf's
+  // storage alone gets the new contents at the end, so that parameters stay where they are.
+  struct Original {
+    Node* leaf;
+    at::Tensor before;
+    bool is_own;
+  };
+  std::vector<Original> originals;
+  // After a program has failed: leaves that it had begun to overwrite. Nothing is computed from them again.
+  std::vector<const Node*> lost;
+  FailurePtr loss; // why
   Graveyard left; // what it does not need any more, but something in the air may read; freed by the thread that lands it
 
   size_t operations() const; // nodes that are not inputs
@@ -40,8 +53,11 @@ struct Batch : std::enable_shared_from_this<Batch> {
   Hash128 place() const;
   // The tensors of the leaves, in order, as aliases: a tensor that Python has seen keeps a reference to itself, and its buffer
   // could never be known to be unshared again. Inputs in `update` (positions) are to be written: they get a buffer of their
-  // own if anybody else can see theirs; the old one goes into `replaced`.
-  std::vector<at::Tensor> inputs(const std::vector<int64_t>& update, Graveyard& replaced) const;
+  // own if anybody else can see theirs, or if the old one is to be `preserved`; see `originals`.
+  std::vector<at::Tensor> inputs(const std::vector<int64_t>& update, bool preserve);
+  // A program that was to write these inputs has failed. Inputs become what they were; those that it has written to are lost.
+  // Called where the exception is handled; the failure belongs to the thread `lane`.
+  void recover(const std::vector<int64_t>& update, const WriteLog& log, uint32_t lane);
   // The very tensors, which a backend hangs its own data on (a tensor on the meta device stands for such data).
   std::vector<at::Tensor> own_inputs() const;
   // The numbers of all nodes, as often as they are used, in the order of the raw graph (bindings.cpp).
@@ -55,16 +71,22 @@ struct Batch : std::enable_shared_from_this<Batch> {
   void commit(std::vector<at::Tensor> outputs);
   // Runs a program and commits what it gives; or has that done on the second thread, if the batch is unawaited and it can be
   // (`diagnose`: see Voyage). Inputs in `update` are written by it. The values of its symbols, if its sizes vary, follow the
-  // numbers. False, and nothing is done, if the program does not accept the inputs.
+  // numbers. With `preserve`, it is not handed over, and works on copies of what it updates. False, and nothing is done, if the
+  // program does not accept the inputs.
   bool run(
       const std::shared_ptr<const Program>& program, const std::vector<int64_t>& update, const std::vector<int64_t>& symbols,
-      std::shared_ptr<void> diagnose);
+      bool preserve, std::shared_ptr<void> diagnose);
   // Runs the nodes one by one on the real device and commits. If a node fails, all that does not depend on it is computed
-  // all the same, storages that it would have changed keep their last good contents, and the error is thrown at the end.
+  // all the same (failure.h), and the error is thrown at the end if it is this thread's. Whether all could be computed.
   // An `interruptible` run lets signal handlers run in between: they must not ask for values.
-  void interpret(bool interruptible);
+  bool interpret(bool interruptible);
 
   bool matches(const Structure& structure) const;
+
+ private:
+  bool run(
+      const std::shared_ptr<const Program>& program, const std::vector<int64_t>& update, const std::vector<int64_t>& symbols,
+      bool preserve, std::shared_ptr<void> diagnose, WriteLog& log);
 };
 
 // What of a batch identifies its program: kept with the compiled program to check a hit of the cache.

@@ -105,6 +105,7 @@ LaunchList::Instruction instruction_from(const py::dict& given) {
   made.targets = given["targets"].cast<std::vector<uint32_t>>();
   made.sources = given["sources"].cast<std::vector<uint32_t>>();
   made.drops = given["drops"].cast<std::vector<uint32_t>>();
+  made.overwrites = given["overwrites"].cast<std::vector<uint32_t>>();
   if (kind == "allocate" || kind == "view") {
     made.kind = kind == "view" ? Kind::View : Kind::Allocate;
     made.sizes = given["sizes"].cast<std::vector<int64_t>>();

@@ -12,6 +12,7 @@
 #include "bind_replay.h"
 #include "custom_op.h"
 #include "hooks.h"
+#include "interpret.h"
 #include "memory.h"
 #include "outline.h"
 #include "provenance.h"
@@ -44,8 +45,33 @@ std::shared_ptr<void> kept_object(py::object object) {
   });
 }
 
+void recover_from(Batch& batch, py::object error, const std::vector<int64_t>& update, bool lost) {
+  WriteLog log;
+  if (lost) {
+    for (const at::Tensor& input : batch.own_inputs()) {
+      if (input.defined() && !input.is_meta()) {
+        log.add(input);
+      }
+    }
+  }
+  try {
+    PyErr_SetObject(py::type::of(error).ptr(), error.ptr());
+    throw python_error();
+  } catch (...) {
+    batch.recover(update, log, current_lane());
+    PyErr_Clear();
+  }
+}
+
+void begin_writes(const std::vector<at::Tensor>& inputs) {
+  for (const at::Tensor& input : inputs) {
+    begin_write(input);
+  }
+}
+
 TORCH_LIBRARY_FRAGMENT(tarry, m) {
   m.def("wrapped_number(Scalar value) -> Tensor", &wrapped_number);
+  m.def("begin_writes(Tensor[] inputs) -> ()", &begin_writes);
 }
 
 } // namespace
@@ -141,6 +167,20 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       })
       .def("rethrow", [](const Voyage& voyage) { std::rethrow_exception(voyage.error); })
       .def("close", [](const Voyage& voyage) { close(*voyage.batch->state, voyage); });
+  m.def("failed_steps", &failed_steps);
+  m.def("current_lane", &current_lane);
+  m.def("raise_owed", &raise_owed, "Raises what another thread has found out about this thread's operators.");
+  m.def("owed_errors", [] {
+    std::vector<std::string> found;
+    for (const FailurePtr& failure : take_all_owed()) {
+      try {
+        failure->raise();
+      } catch (const std::exception& error) {
+        found.emplace_back(error.what());
+      }
+    }
+    return found;
+  }, "Errors that no thread has raised, as text. They are forgotten.");
   m.def("collect", [](int device) { return collect(device_state(static_cast<c10::DeviceIndex>(device))); });
   m.def("peek", &peek);
 
@@ -167,12 +207,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_property_readonly("device", [](const Batch& batch) { return static_cast<int>(batch.state->index); })
       .def(
           "inputs",
-          [](Batch& batch, const std::vector<int64_t>& update) {
+          [](Batch& batch, const std::vector<int64_t>& update, bool preserve) {
             abandon(batch);
-            Graveyard replaced;
-            return batch.inputs(update, replaced);
+            return batch.inputs(update, preserve);
           },
-          py::arg("update") = std::vector<int64_t>())
+          py::arg("update") = std::vector<int64_t>(), py::arg("preserve") = false)
+      .def("recover", &recover_from, py::arg("error"), py::arg("update"), py::arg("lost"),
+           "A program in Python has failed. `lost`: inputs that it updates where they are may be half-written.")
       .def("own_inputs", &Batch::own_inputs)
       .def("numbers", [](const Batch& batch) {
         const auto numbers = batch.numbers();
@@ -191,11 +232,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("matches", &Batch::matches)
       .def_readwrite("unawaited", &Batch::unawaited, "Nobody needs a value of it now.")
       .def("run", [](Batch& batch, const std::shared_ptr<Program>& program, const std::vector<int64_t>& update,
-                     const std::vector<int64_t>& symbols, py::object diagnose) {
+                     const std::vector<int64_t>& symbols, bool preserve, py::object diagnose) {
         std::shared_ptr<void> kept = batch.unawaited ? kept_object(std::move(diagnose)) : nullptr;
         py::gil_scoped_release release;
-        return batch.run(program, update, symbols, std::move(kept));
-      }, py::arg("program"), py::arg("update"), py::arg("symbols"), py::arg("diagnose"))
+        return batch.run(program, update, symbols, preserve, std::move(kept));
+      }, py::arg("program"), py::arg("update"), py::arg("symbols"), py::arg("preserve"), py::arg("diagnose"))
       .def("interpret", &Batch::interpret, py::arg("interruptible"), py::call_guard<py::gil_scoped_release>())
       .def("commit", [](Batch& batch, std::vector<std::optional<at::Tensor>> results) {
         std::vector<at::Tensor> outputs;

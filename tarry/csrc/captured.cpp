@@ -163,8 +163,14 @@ std::vector<at::Tensor> CapturedProgram::run(std::vector<at::Tensor> inputs, con
       uploaded = std::move(vector);
     }
   }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!parts_.placeholders[i].defined()) {
+      begin_write(inputs[i]); // it is where the graph was captured, and perhaps updated there
+    }
+  }
   launch(numbers);
   for (const uint32_t i : parts_.written) {
+    begin_write(inputs[i]);
     inputs[i].copy_(parts_.placeholders[i]);
   }
   std::vector<at::Tensor> outputs;

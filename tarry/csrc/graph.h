@@ -1,10 +1,7 @@
 // The recorded graph: nodes, the storages that hold their values, and the state of a device.
 //
-// A TarryStorage is in one of three states:
-//   pending:       `value.node` is set. The storage's contents are output `value.output` of that node, to be computed.
-//   materialised:  `data` is set: a tensor on the real device that has exactly the layout `home`.
-//   uninitialised: neither; reading it gives arbitrary contents (torch.empty).
-// `home` covers the whole storage. A tensor may look at the storage through any other layout: the layout then stands on
+// What a TarryStorage holds is one of four (Contents): nothing yet, an output of a node that is still to be computed, a tensor on
+// the real device, or the error of what could not be computed (failure.h). `home` covers the whole storage. A tensor may look at the storage through any other layout: the layout then stands on
 // the edge by which a node reads it (Edge::view) or writes it (the node's output is the new value of the whole storage).
 #pragma once
 
@@ -24,6 +21,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "failure.h"
 #include "hash.h"
 #include "layout.h"
 #include "operator.h"
@@ -88,6 +86,8 @@ struct Node final : c10::intrusive_ptr_target {
   uint32_t position = 0;
   uint32_t site = 0;
   int32_t region = 0; // of activation recomputation; 0 outside
+  uint32_t lane = 0; // the thread that recorded it (failure.h)
+  bool discarded = false; // stands for contents that were dropped uncomputed, because an operator overwrites all of them
   c10::SmallVector<Edge, 3> edges;
   c10::SmallVector<c10::IValue, 4> constants; // non-tensor arguments and wrapped numbers in schema order, then the seed if random
   c10::SmallVector<int16_t, 8> slots; // for each tensor argument a Slot; for each list its length and its Slots
@@ -98,7 +98,6 @@ struct Node final : c10::intrusive_ptr_target {
   WeakStorageImpl source{c10::intrusive_ptr<c10::StorageImpl>()}; // of a leaf: the storage that it last stood for
   bool steady = false; // of a leaf: it was that storage the time before, too
   std::unique_ptr<std::vector<at::Tensor>> results; // outputs computed already, kept because something pending needs them
-  std::shared_ptr<std::string> error; // why this node could not be computed
 
   uint64_t mark = 0; // scratch of collect()
   uint32_t first_slot = 0;
@@ -119,6 +118,13 @@ struct Flight;
 struct Voyage; // voyage.h
 struct Trace; // replay.h
 
+enum class Contents : uint8_t {
+  Uninitialised, // arbitrary (torch.empty): neither of the fields below is set
+  Pending, // output `value.output` of `value.node`, to be computed
+  Data, // `data`: on the real device, with exactly the layout `home`. In a step that overlaps, a buffer that is being filled
+  Failed, // could not be computed: reading raises `failure` until all of it is overwritten
+};
+
 struct TarryStorage final : c10::StorageImpl {
   TarryStorage(DeviceState* state, const Layout* home, size_t nbytes);
   ~TarryStorage() override;
@@ -130,8 +136,13 @@ struct TarryStorage final : c10::StorageImpl {
   DeviceState* const state;
   const uint64_t serial; // no two storages of a process have the same; later ones have greater ones
   const Layout* home;
+  // At most one of these is set; set_pending(), set_data() and set_failed() change it.
   at::Tensor data;
   Value value;
+  FailurePtr failure;
+  Contents contents() const {
+    return value.node ? Contents::Pending : data.defined() ? Contents::Data : failure ? Contents::Failed : Contents::Uninitialised;
+  }
   NodePtr leaf; // the leaf that stands for `data` (or what it was before this step's writes), if leaf->epoch is the device's
   uint64_t leaf_epoch = 0;
   // Once it was pending, a storage has a weak reference to itself until it is released: without any, c10 would delete it without
@@ -210,6 +221,7 @@ struct Graveyard {
   c10::SmallVector<NodePtr, 4> nodes;
   c10::SmallVector<at::Tensor, 2> tensors;
   std::vector<WeakStorageImpl> storages;
+  std::vector<FailurePtr> failures;
 };
 
 DeviceState& device_state(c10::DeviceIndex index);
@@ -245,6 +257,7 @@ void swap_storages(const at::Tensor& left, const at::Tensor& right);
 // Sets the storage's contents. The caller holds the lock; what is replaced goes into the graveyard.
 void set_pending(TarryStorage* storage, NodePtr node, uint32_t output, Graveyard& graveyard);
 void set_data(TarryStorage* storage, at::Tensor data, Graveyard& graveyard);
+void set_failed(TarryStorage* storage, FailurePtr failure, Graveyard& graveyard); // null: uninitialised
 // The storage's current value as a node output. The caller holds the lock.
 Value current_value(TarryStorage* storage, Graveyard& graveyard);
 

@@ -11,6 +11,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <torch/csrc/Exceptions.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "ahead.h"
@@ -46,31 +47,70 @@ SeededCall::~SeededCall() {
 
 namespace {
 
+struct FailedSteps {
+  std::mutex mutex;
+  ska::flat_hash_map<uint32_t, uint64_t> by_lane;
+};
+
+FailedSteps& all_failed_steps() {
+  static auto* instance = new FailedSteps();
+  return *instance;
+}
+
+void count_failed_step(uint32_t lane) {
+  FailedSteps& shared = all_failed_steps();
+  std::lock_guard<std::mutex> guard(shared.mutex);
+  ++shared.by_lane[lane];
+}
+
 using Clock = std::chrono::steady_clock;
 
 class Interpreter {
  public:
   Interpreter(Batch& batch, bool interruptible) : batch_(batch), device_(real_device(batch.state->index)), interruptible_(interruptible), values_(batch.slots), uses_(batch.slots, 0) {}
 
-  void run();
+  bool run(); // whether all could be computed
 
  private:
   void load(Node& node);
   void execute(Node& node);
-  bool try_execute(Node& node); // false: it failed, and the error is kept
+  void try_execute(Node& node); // if it fails, the error is kept
   at::Tensor take_for_write(uint32_t slot, uint32_t own_uses);
+  uint32_t slot_of(const Edge& edge, const Node& reader) const {
+    if (C10_LIKELY(failed_.empty())) {
+      return edge.node->first_slot + edge.output;
+    }
+    const Remains source = source_of(edge, lane_of(reader));
+    return source.node->first_slot + source.output; // a node without it does not run: inherited_failure()
+  }
   c10::IValue tensor_argument(const Node& node, int16_t slot, bool is_mutable, size_t& edge, size_t& constant);
   void store(Node& node, uint32_t output, at::Tensor value);
   void check_signals();
   // Keeps what is computed so far with its nodes, for nodes that still need it: the batch can be taken up again later.
   void keep_results(); // under the lock
   void settle_failures();
-  // Back along the writes to the last value that could be computed; undefined if there is none to go back to, and reading the
-  // storage raises the error again.
-  at::Tensor last_good_value(const Root& root) const;
-  // Why a node must not run after a failure, if so: it depends on a failed node, or it would write to something older than
-  // the failure. In eager the program would have stopped there, so later writes must not show.
-  std::shared_ptr<std::string> inherited_error(const Node& node) const;
+  // What a storage is left with. `failure`: why, if that is not what was recorded.
+  struct Remains {
+    NodePtr node; // the last value that could be computed; null if there is none to go back to
+    uint32_t output = 0;
+    FailurePtr failure;
+    bool uninitialised = false; // it goes back to before anything was written
+  };
+  Remains remains_of(NodePtr node, uint32_t output) const; // back along the writes
+  at::Tensor value_of(const Remains& remains) const { return remains.node ? values_[remains.node->first_slot + remains.output] : at::Tensor(); }
+  void settle(TarryStorage* storage, const Remains& remains, Graveyard& graveyard);
+  void fail_later_nodes(const std::vector<at::Tensor>& lost, Graveyard& graveyard);
+  FailurePtr failure_of(const Node& node) const {
+    const auto found = failed_.find(&node);
+    return found == failed_.end() ? nullptr : found->second;
+  }
+  // What an edge reads: the very value or, if another thread's write to it failed, the value from before that write.
+  Remains source_of(const Edge& edge, uint32_t lane) const;
+  // Why a node must not run after a failure, if so: it reads what has failed, or its thread has failed before and it would write
+  // to something older than that. In eager the program would have stopped there, so later writes must not show.
+  FailurePtr inherited_failure(const Node& node) const;
+  uint32_t lane_of(const Node& node) const { return batch_.replayed ? batch_.lane : node.lane; }
+  void raise_failures(); // in this thread, or later in theirs
 
   Batch& batch_;
   const c10::Device device_;
@@ -79,8 +119,16 @@ class Interpreter {
   std::vector<uint32_t> uses_; // edges and roots that still need the value
   torch::jit::Stack stack_;
   std::vector<std::pair<uint32_t, at::Tensor>> written_; // of the node in execution: slot and buffer written
-  std::exception_ptr failure_;
-  const Node* first_failure_ = nullptr;
+  ska::flat_hash_map<const Node*, FailurePtr> failed_;
+  struct FirstFailure {
+    const Node* node; // null: a program, before any node
+    FailurePtr failure;
+  };
+  std::vector<FirstFailure> first_failures_; // of each lane that has failed
+  const FirstFailure* first_failure(uint32_t lane) const {
+    const auto found = std::find_if(first_failures_.begin(), first_failures_.end(), [lane](const FirstFailure& first) { return first.failure->lane == lane; });
+    return found == first_failures_.end() ? nullptr : &*found;
+  }
   Clock::time_point next_check_ = Clock::now() + std::chrono::milliseconds(50);
 };
 
@@ -118,7 +166,7 @@ c10::IValue Interpreter::tensor_argument(const Node& node, int16_t slot, bool is
     return number;
   }
   const Edge& source = node.edges[edge++];
-  const uint32_t from = source.node->first_slot + source.output;
+  const uint32_t from = slot_of(source, node);
   const at::Tensor* home = nullptr;
   for (auto& [written, buffer] : written_) {
     if (written == from) {
@@ -155,7 +203,7 @@ void Interpreter::execute(Node& node) {
   written_.clear();
   for (const Mutation& mutation : node.mutations) {
     const Edge& edge = node.edges[mutation.edge];
-    const uint32_t from = edge.node->first_slot + edge.output;
+    const uint32_t from = slot_of(edge, node);
     uint32_t own_uses = 0;
     for (const Edge& other : node.edges) {
       own_uses += other.node == edge.node && other.output == edge.output;
@@ -265,10 +313,11 @@ void Interpreter::execute(Node& node) {
   written_.clear();
 }
 
-bool Interpreter::try_execute(Node& node) {
-  const auto where = [&node] { return "while executing " + node.op->name + ", recorded at " + describe_site(node.site); };
-  const auto keep_buffers = [&] {
-    // The arguments taken for writing are still the storages' last good contents.
+void Interpreter::try_execute(Node& node) {
+  try {
+    execute(node);
+  } catch (...) {
+    // The arguments taken for writing have what eager would have left there.
     for (auto& [slot, buffer] : written_) {
       if (!values_[slot].defined()) {
         values_[slot] = std::move(buffer);
@@ -276,25 +325,16 @@ bool Interpreter::try_execute(Node& node) {
     }
     written_.clear();
     stack_.clear();
-  };
-  try {
-    execute(node);
-    return true;
-  } catch (c10::Error& error) {
-    keep_buffers();
-    error.add_context(where());
-    node.error = std::make_shared<std::string>(error.what_without_backtrace());
-    failure_ = failure_ ? failure_ : std::current_exception();
-  } catch (python_error& error) {
-    keep_buffers();
-    node.error = std::make_shared<std::string>("a Python kernel failed " + where());
-    failure_ = failure_ ? failure_ : std::current_exception();
-  } catch (std::exception& error) {
-    keep_buffers();
-    node.error = std::make_shared<std::string>(std::string(error.what()) + " (" + where() + ")");
-    failure_ = failure_ ? failure_ : std::make_exception_ptr(c10::Error({__func__, __FILE__, __LINE__}, *node.error));
+    if (interruptible_ && failed_.empty() && node.mutations.empty() && caught_interrupt()) {
+      throw; // the node has changed nothing, and is computed later
+    }
+    const uint32_t lane = lane_of(node);
+    FailurePtr failure = caught_failure(lane, "while executing " + node.op->name + ", recorded at " + describe_site(node.site));
+    failed_[&node] = failure;
+    if (!first_failure(lane)) {
+      first_failures_.push_back({&node, std::move(failure)});
+    }
   }
-  return false;
 }
 
 void Interpreter::check_signals() {
@@ -333,33 +373,117 @@ void Interpreter::keep_results() {
   }
 }
 
-std::shared_ptr<std::string> Interpreter::inherited_error(const Node& node) const {
+Interpreter::Remains Interpreter::remains_of(NodePtr node, uint32_t output) const {
+  FailurePtr failure;
+  while (FailurePtr found = failure_of(*node)) {
+    failure = std::move(found);
+    if (node->is_leaf() || output < node->signature->fresh.size()) {
+      return {nullptr, 0, std::move(failure)};
+    }
+    const Edge& before = node->edges[node->mutations[output - node->signature->fresh.size()].edge];
+    output = before.output;
+    node = before.node;
+  }
+  const bool empty = node->op && node->signature->items.empty() && node->mutations.empty();
+  if (failure && empty) {
+    return {nullptr, 0, std::move(failure), /*uninitialised=*/!node->discarded};
+  }
+  return {std::move(node), output, std::move(failure)};
+}
+
+Interpreter::Remains Interpreter::source_of(const Edge& edge, uint32_t lane) const {
+  FailurePtr failure = failure_of(*edge.node);
+  if (!failure) {
+    return {edge.node, edge.output, nullptr};
+  }
+  return failure->lane == lane ? Remains{nullptr, 0, std::move(failure)} : remains_of(edge.node, edge.output);
+}
+
+FailurePtr Interpreter::inherited_failure(const Node& node) const {
+  const uint32_t lane = lane_of(node);
   for (const Edge& edge : node.edges) {
-    if (edge.node->error) {
-      return edge.node->error;
+    const Remains source = source_of(edge, lane);
+    if (source.failure && !value_of(source).defined()) {
+      return source.failure;
     }
   }
+  const FirstFailure* first = first_failure(lane);
   for (const Mutation& mutation : node.mutations) {
     const Node& source = *node.edges[mutation.edge].node;
-    if (first_failure_ && (is_input(source) || source.first_slot < first_failure_->first_slot)) {
-      return first_failure_->error;
+    if (first && (is_input(source) || !first->node || source.first_slot < first->node->first_slot)) {
+      return first->failure;
     }
   }
   return nullptr;
 }
 
-at::Tensor Interpreter::last_good_value(const Root& root) const {
-  const Node* node = root.node.get();
-  uint32_t output = root.output;
-  while (node->error && output >= node->signature->fresh.size()) {
-    const Edge& edge = node->edges[node->mutations[output - node->signature->fresh.size()].edge];
-    output = edge.output;
-    node = edge.node.get();
-    if (!node->op) {
-      break;
+void Interpreter::settle(TarryStorage* storage, const Remains& remains, Graveyard& graveyard) {
+  const at::Tensor value = value_of(remains);
+  if (value.defined() && storage->home->describes(value.unsafeGetTensorImpl())) {
+    set_data(storage, value, graveyard);
+  } else {
+    set_failed(storage, remains.uninitialised ? nullptr : remains.failure, graveyard);
+  }
+}
+
+// Nodes that other threads have recorded meanwhile may refer to nodes that failed, or to buffers (`lost`) that a step in flight
+// was to fill. Under the lock.
+void Interpreter::fail_later_nodes(const std::vector<at::Tensor>& lost, Graveyard& graveyard) {
+  DeviceState& state = *batch_.state;
+  std::vector<NodePtr> found;
+  ska::flat_hash_map<const Node*, bool> seen;
+  const auto visit = [&](const NodePtr& node) {
+    if (node->epoch == state.epoch && !seen[node.get()]) {
+      seen[node.get()] = true;
+      found.push_back(node);
+    }
+  };
+  for (TarryStorage* storage = state.pending; storage; storage = storage->next) {
+    visit(storage->value.node);
+  }
+  for (size_t i = 0; i < found.size(); ++i) {
+    const NodePtr node = found[i];
+    for (const Edge& edge : node->edges) {
+      visit(edge.node);
     }
   }
-  return node->error ? at::Tensor() : values_[node->first_slot + output];
+  std::sort(found.begin(), found.end(), [](const NodePtr& a, const NodePtr& b) { return a->position < b->position; });
+  for (const NodePtr& node : found) {
+    if (node->is_leaf()) {
+      for (const at::Tensor& buffer : lost) {
+        if (node->data.defined() && node->data.storage().is_alias_of(buffer.storage())) {
+          failed_[node.get()] = first_failures_.front().failure;
+        }
+      }
+      continue;
+    }
+    for (Edge& edge : node->edges) {
+      Remains source = source_of(edge, node->lane);
+      if (!source.node) {
+        failed_[node.get()] = source.failure;
+        break;
+      }
+      if (source.node != edge.node) {
+        graveyard.nodes.push_back(std::exchange(edge.node, std::move(source.node)));
+        edge.output = source.output;
+      }
+    }
+  }
+  std::vector<TarryStorage*> affected;
+  for (TarryStorage* storage = state.pending; storage; storage = storage->next) {
+    if (failure_of(*storage->value.node)) {
+      affected.push_back(storage);
+    }
+  }
+  for (TarryStorage* storage : affected) {
+    Remains remains = remains_of(storage->value.node, storage->value.output);
+    if (remains.node) {
+      graveyard.nodes.push_back(std::exchange(storage->value.node, std::move(remains.node)));
+      storage->value.output = remains.output;
+    } else {
+      set_failed(storage, remains.uninitialised ? nullptr : remains.failure, graveyard);
+    }
+  }
 }
 
 void Interpreter::settle_failures() {
@@ -370,32 +494,57 @@ void Interpreter::settle_failures() {
     if (batch_.state->position != 0) {
       keep_results(); // nodes recorded meanwhile may refer to these
     }
+    std::vector<at::Tensor> lost;
     for (size_t i = 0; i < batch_.roots.size(); ++i) {
       const Root& root = batch_.roots[i];
-      const at::Tensor value = last_good_value(root);
-      if (i < batch_.in_place.size() && batch_.in_place[i].defined()) {
-        copies.emplace_back(batch_.in_place[i], value); // the next step may have this buffer already
-        continue;
+      const Remains remains = remains_of(root.node, root.output);
+      if (i < batch_.in_place.size() && batch_.in_place[i].defined()) { // the next step may have this buffer already
+        const at::Tensor& buffer = batch_.in_place[i];
+        if (const at::Tensor value = value_of(remains); value.defined()) {
+          copies.emplace_back(buffer, value);
+        } else {
+          lost.push_back(buffer);
+          if (root.storage && root.storage->data.is_same(buffer)) {
+            set_failed(root.storage, remains.failure, graveyard);
+          }
+        }
+      } else if (root.storage && root.storage->value.node == root.node && root.storage->value.output == root.output) {
+        settle(root.storage, remains, graveyard);
       }
-      if (!root.storage || root.storage->value.node != root.node) {
-        continue; // written meanwhile
-      }
-      if (value.defined() && root.storage->home->describes(value.unsafeGetTensorImpl())) {
-        set_data(root.storage, value, graveyard);
-      }
+    }
+    if (batch_.state->position != 0) {
+      fail_later_nodes(lost, graveyard);
     }
   }
   for (auto& [buffer, value] : copies) {
-    if (value.defined() && !value.is_same(buffer)) {
+    if (!value.is_same(buffer)) {
       buffer.copy_(value);
     }
   }
   batch_.in_place.clear();
 }
 
-void Interpreter::run() {
+void Interpreter::raise_failures() {
+  FailurePtr mine;
+  for (const FirstFailure& first : first_failures_) {
+    count_failed_step(first.failure->lane);
+    if (!mine && first.failure->lane == current_lane()) {
+      mine = first.failure;
+    } else {
+      owe(first.failure);
+    }
+  }
+  values_.clear();
+  failed_.clear();
+  first_failures_.clear();
+  if (mine) {
+    mine->raise();
+  }
+}
+
+bool Interpreter::run() {
   for (const NodePtr& node : batch_.order) {
-    if (!is_input(*node) && !node->error) {
+    if (!is_input(*node)) {
       for (const Edge& edge : node->edges) {
         ++uses_[edge.node->first_slot + edge.output];
       }
@@ -406,28 +555,30 @@ void Interpreter::run() {
   }
   PlainDispatch plain;
   const RecordedSwitches switches(*batch_.state);
-  bool failed = false;
+  if (!batch_.lost.empty()) {
+    for (const Node* leaf : batch_.lost) {
+      failed_[leaf] = batch_.loss;
+    }
+    first_failures_.push_back({nullptr, batch_.loss});
+  }
   try {
     size_t count = 0;
     for (const NodePtr& node : batch_.order) {
-      if (node->error) {
-        failed = true;
-        continue;
-      }
       if (is_input(*node)) {
         load(*node);
         continue;
       }
-      if (interruptible_ && (++count & 63) == 0) {
+      // After a failure, the rest is computed without a break: what has failed must be settled.
+      if (interruptible_ && failed_.empty() && (++count & 63) == 0) {
         check_signals();
       }
-      if (failed) {
-        node->error = inherited_error(*node);
+      if (C10_UNLIKELY(!failed_.empty())) {
+        if (FailurePtr failure = inherited_failure(*node)) {
+          failed_[node.get()] = std::move(failure);
+          continue;
+        }
       }
-      if (!node->error && !try_execute(*node)) {
-        failed = true;
-        first_failure_ = first_failure_ ? first_failure_ : node.get();
-      }
+      try_execute(*node);
     }
   } catch (...) {
     // Interrupted: everything is still pending, and nothing is lost.
@@ -435,12 +586,10 @@ void Interpreter::run() {
     keep_results();
     throw;
   }
-  if (failed) {
+  if (!failed_.empty()) {
     settle_failures();
-    if (failure_) {
-      std::rethrow_exception(failure_);
-    }
-    return;
+    raise_failures();
+    return false;
   }
   std::vector<at::Tensor> outputs;
   outputs.reserve(batch_.roots.size());
@@ -449,13 +598,21 @@ void Interpreter::run() {
   }
   values_.clear();
   batch_.commit(std::move(outputs));
+  return true;
 }
 
 } // namespace
 
-void Batch::interpret(bool interruptible) {
+uint64_t failed_steps(uint32_t lane) {
+  FailedSteps& shared = all_failed_steps();
+  std::lock_guard<std::mutex> guard(shared.mutex);
+  const auto found = shared.by_lane.find(lane);
+  return found == shared.by_lane.end() ? 0 : found->second;
+}
+
+bool Batch::interpret(bool interruptible) {
   abandon(*this);
-  Interpreter(*this, interruptible).run();
+  return Interpreter(*this, interruptible).run();
 }
 
 } // namespace tarry

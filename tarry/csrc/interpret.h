@@ -19,4 +19,7 @@ class SeededCall {
   at::Generator saved_;
 };
 
+// How many steps have failed because of an operator that this thread recorded.
+uint64_t failed_steps(uint32_t lane);
+
 } // namespace tarry

@@ -222,7 +222,7 @@ const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef size, std::opti
     TarryStorage* storage = storage_of(impl);
     TORCH_CHECK(storage, "tarry: cannot resize a ", self.layout(), " tensor, or one that was made from a raw pointer");
     std::unique_lock<std::mutex> lock(storage->state->mutex);
-    if (layout->dense && !storage->value.node && !storage->data.defined()) {
+    if (layout->dense && storage->contents() == Contents::Uninitialised) {
       storage->become(layout); // nothing written yet: it simply becomes a storage of this layout
     } else {
       lock.unlock();
@@ -460,7 +460,7 @@ void resize_storage(c10::StorageImpl* raw, size_t nbytes) {
   at::Tensor old;
   {
     std::unique_lock<std::mutex> lock(storage->state->mutex);
-    const bool written = storage->value.node || storage->data.defined();
+    const bool written = storage->contents() != Contents::Uninitialised;
     lock.unlock();
     if (written && nbytes != 0 && storage->nbytes() != 0) {
       const auto bytes = make_tensor(

@@ -190,7 +190,6 @@ Outline::Outline(const Batch& batch) {
   }
   for (const NodePtr& node : batch.order) {
     if (!is_input(*node)) {
-      comes_again = comes_again && !node->error;
       writer.node(*node);
     }
   }

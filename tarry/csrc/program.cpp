@@ -5,11 +5,31 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/TensorImpl.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace tarry {
 
 static thread_local const std::atomic<bool>* break_off = nullptr;
+static thread_local WriteLog* write_log = nullptr;
+
+WriteLog::WriteLog() : outer_(std::exchange(write_log, this)) {}
+
+WriteLog::~WriteLog() {
+  write_log = outer_;
+}
+
+WriteLog* WriteLog::current() {
+  return write_log;
+}
+
+void WriteLog::add(const at::Tensor& input) {
+  begun_.push_back(input.storage().data());
+}
+
+bool WriteLog::has(const at::Tensor& input) const {
+  return std::find(begun_.begin(), begun_.end(), input.storage().data()) != begun_.end();
+}
 
 MayBreakOff::MayBreakOff(const std::atomic<bool>& flag) {
   break_off = &flag;
@@ -141,6 +161,9 @@ std::vector<at::Tensor> LaunchList::run(std::vector<at::Tensor> inputs, const st
   }
   for (const Instruction& step : instructions_) {
     TORCH_CHECK(!unwanted || !unwanted->load(std::memory_order_relaxed), "tarry: not needed any more");
+    for (const uint32_t overwritten : step.overwrites) {
+      begin_write(registers[overwritten]);
+    }
     switch (step.kind) {
       case Instruction::Kind::Allocate:
         registers[step.targets[0]] = step.varies

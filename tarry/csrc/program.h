@@ -19,11 +19,32 @@ class MayBreakOff {
   ~MayBreakOff();
 };
 
+// While it lives, notes which inputs a program that runs on this thread has begun to overwrite.
+class WriteLog {
+ public:
+  WriteLog();
+  ~WriteLog();
+  WriteLog(const WriteLog&) = delete;
+  bool has(const at::Tensor& input) const;
+  void add(const at::Tensor& input);
+  static WriteLog* current(); // null if none lives
+
+ private:
+  WriteLog* const outer_;
+  std::vector<const void*> begun_; // addresses
+};
+// A program is about to overwrite an input. Said before the first byte is written.
+inline void begin_write(const at::Tensor& input) {
+  if (WriteLog* log = WriteLog::current()) {
+    log->add(input);
+  }
+}
+
 class Program {
  public:
   virtual ~Program() = default;
   // Inputs and numbers are those of the IR graph; the results are its outputs, undefined where one was written into the buffer
-  // of the input that it replaces. Runs under PlainDispatch, on any thread.
+  // of the input that it replaces. Runs under PlainDispatch, on any thread. Says begin_write() of each input that it overwrites.
   virtual std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const std::vector<c10::IValue>& numbers) const = 0;
   // Whether it can be run with inputs that lie where these do.
   virtual bool accepts(const std::vector<at::Tensor>& inputs) const { return true; }
@@ -49,6 +70,7 @@ class LaunchList final : public Program {
     std::vector<uint32_t> targets; // registers that are written; kNowhere: a result that nobody wants
     std::vector<uint32_t> sources;
     std::vector<uint32_t> drops; // registers that are dead afterwards
+    std::vector<uint32_t> overwrites; // those among the registers it writes whose memory is an input's
     std::vector<int64_t> sizes, strides; // Allocate, View
     int64_t offset = 0;
     bool varies = false; // sizes, strides and offset are positions in the list of integers

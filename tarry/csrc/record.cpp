@@ -26,7 +26,8 @@ NodePtr take_candidate(DeviceState& state, uint32_t position) {
 }
 
 // A node that stands for the arbitrary contents of a fresh storage.
-NodePtr empty_node(DeviceState& state, const Layout* home, Graveyard& graveyard) {
+// `discarded`: of contents that were dropped uncomputed.
+NodePtr empty_node(DeviceState& state, const Layout* home, bool discarded, Graveyard& graveyard) {
   static const Operator* op = find_operator("aten::empty_strided", "");
   const uint32_t position = state.position++;
   const Hash128 hash = mix(op->hash, home->hash);
@@ -36,11 +37,15 @@ NodePtr empty_node(DeviceState& state, const Layout* home, Graveyard& graveyard)
     node->epoch = state.epoch;
     node->position = position;
     node->site = 0;
+    node->lane = current_lane();
+    node->discarded = discarded;
     return node;
   }
   graveyard.nodes.push_back(std::move(node));
   node = c10::make_intrusive<Node>();
   node->op = op;
+  node->lane = current_lane();
+  node->discarded = discarded;
   node->epoch = state.epoch;
   node->position = position;
   node->region = current_region;
@@ -66,7 +71,7 @@ Value current_value(TarryStorage* storage, Graveyard& graveyard) {
   }
   DeviceState& state = *storage->state;
   if (!storage->data.defined()) {
-    storage->value = {empty_node(state, storage->home, graveyard), 0};
+    storage->value = {empty_node(state, storage->home, /*discarded=*/false, graveyard), 0};
     state.link(storage);
     return storage->value;
   }
@@ -180,7 +185,18 @@ void check_once(Scan& scan, c10::ArrayRef<c10::IValue> arguments, std::unique_lo
 
 // What is about to be overwritten need not be computed.
 bool is_overwritten(const Scan& scan, const TensorArgument& argument) {
-  return argument.is_mutable && scan.op.has(kOverwrites) && !argument.view && argument.storage->value.node;
+  return argument.is_mutable && scan.op.has(kOverwrites) && !argument.view &&
+      (argument.storage->value.node || argument.storage->failure);
+}
+
+// The failure of an argument that would be read, if there is one. Under the lock.
+FailurePtr failed_argument(const Scan& scan) {
+  for (const TensorArgument& argument : scan.tensors) {
+    if (C10_UNLIKELY(argument.storage->failure != nullptr) && !is_overwritten(scan, argument)) {
+      return argument.storage->failure;
+    }
+  }
+  return nullptr;
 }
 
 // Why enough is pending before this call, if it is.
@@ -253,7 +269,7 @@ NodePtr make_node(Scan& scan, const Signature* signature, uint32_t site, Graveya
   for (const TensorArgument& argument : scan.tensors) {
     Value value;
     if (is_overwritten(scan, argument)) {
-      value = {empty_node(state, argument.storage->home, graveyard), 0};
+      value = {empty_node(state, argument.storage->home, /*discarded=*/true, graveyard), 0};
     } else {
       value = current_value(argument.storage, graveyard);
     }
@@ -301,6 +317,7 @@ NodePtr make_node(Scan& scan, const Signature* signature, uint32_t site, Graveya
   node->epoch = state.epoch;
   node->position = position;
   node->site = site;
+  node->lane = current_lane();
   uint32_t output = static_cast<uint32_t>(signature->fresh.size());
   for (const Mutation& mutation : node->mutations) {
     set_pending(scan.tensors[mutation.edge].storage, node, output++, graveyard);
@@ -434,6 +451,10 @@ void record(const Operator& op, torch::jit::Stack* stack) {
       lock.unlock();
       await_step(state);
       lock.lock();
+    }
+    if (FailurePtr failure = signature->only_views ? nullptr : failed_argument(scan)) {
+      lock.unlock();
+      failure->raise();
     }
     if (op.has(kRandom) && !signature->only_views) {
       const bool given = op.generator_argument >= 0 && !arguments[op.generator_argument].isNone();

@@ -119,7 +119,7 @@ std::shared_ptr<Batch> copy_batch(const Batch& batch) {
     NodePtr made = copy_node(*node);
     // What an input was computed from, in an earlier batch, is not part of this one. A replay's own nodes are never inputs:
     // if they have results, these were kept for nodes that another thread has recorded meanwhile.
-    if (batch.replayed || !(is_input(*node) || node->error)) {
+    if (batch.replayed || !is_input(*node)) {
       for (const Edge& edge : node->edges) {
         made->edges.push_back({copies[edge.node->first_slot], edge.output, edge.view});
       }
@@ -151,7 +151,7 @@ Snapshot::Snapshot(const Batch& original, const Trace& trace) : batch(copy_batch
   }
   for (size_t i = 0; i < original.order.size(); ++i) {
     const Node& node = *original.order[i];
-    if (node.error || node.results) {
+    if (node.results) {
       whole = false;
     } else if (node.is_leaf()) {
       const auto found = traced.find(&node);
@@ -395,6 +395,7 @@ std::variant<std::vector<at::Tensor>, std::string> Replay::arm(
       }
     }
     batch_->epoch = state.epoch++;
+    batch_->lane = current_lane();
     state.position = 0;
     state.launch_at = kNever;
     unwanted.flight = std::move(state.flight);

@@ -135,6 +135,7 @@ void TarryStorage::leave() {
   }
   drop_leaf(this, graveyard);
   graveyard.tensors.push_back(std::move(data));
+  graveyard.failures.push_back(std::move(failure));
 }
 
 TarryStorage::~TarryStorage() {
@@ -268,6 +269,9 @@ void set_pending(TarryStorage* storage, NodePtr node, uint32_t output, Graveyard
   if (storage->data.defined()) {
     graveyard.tensors.push_back(std::move(storage->data));
   }
+  if (C10_UNLIKELY(storage->failure != nullptr)) {
+    graveyard.failures.push_back(std::move(storage->failure));
+  }
   storage->value = {std::move(node), output};
 }
 
@@ -282,7 +286,15 @@ void set_data(TarryStorage* storage, at::Tensor data, Graveyard& graveyard) {
   if (storage->data.defined()) {
     graveyard.tensors.push_back(std::move(storage->data));
   }
+  if (C10_UNLIKELY(storage->failure != nullptr)) {
+    graveyard.failures.push_back(std::move(storage->failure));
+  }
   storage->data = std::move(data);
+}
+
+void set_failed(TarryStorage* storage, FailurePtr failure, Graveyard& graveyard) {
+  set_data(storage, at::Tensor(), graveyard);
+  storage->failure = std::move(failure);
 }
 
 // ---- real tensors
@@ -318,20 +330,23 @@ at::Tensor settled_data(TarryStorage* storage, const char* reason) {
   trace_read(*storage->state);
   for (int attempt = 0;; ++attempt) {
     await_step(*storage->state); // what is there may be a buffer whose contents are still being computed
+    FailurePtr failure;
     {
       std::lock_guard<std::mutex> guard(storage->state->mutex);
       if (storage->state->voyage) {
         continue; // another thread was fast
       }
-      if (!storage->value.node) {
-        if (storage->data.defined()) {
-          return storage->data;
-        }
+      const Contents contents = storage->contents();
+      if (contents == Contents::Data) {
+        return storage->data;
+      }
+      if (contents == Contents::Uninitialised) {
         break;
       }
-      if (storage->value.node->error) {
-        TORCH_CHECK(false, *storage->value.node->error);
-      }
+      failure = storage->failure;
+    }
+    if (failure) {
+      failure->raise();
     }
     // Another thread may write to the storage between the sync and the look at it; that is its race, not an endless loop.
     TORCH_CHECK(attempt < 1000, "tarry: a tensor is written by another thread faster than it can be computed");
@@ -341,7 +356,7 @@ at::Tensor settled_data(TarryStorage* storage, const char* reason) {
   auto fresh = at::empty_strided(home->sizes, home->strides, at::TensorOptions().dtype(home->dtype).device(real_device(storage->state->index)));
   Graveyard graveyard;
   std::lock_guard<std::mutex> guard(storage->state->mutex);
-  if (!storage->data.defined() && !storage->value.node) {
+  if (storage->contents() == Contents::Uninitialised) {
     storage->data = fresh;
   }
   return fresh;

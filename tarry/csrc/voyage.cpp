@@ -65,7 +65,7 @@ bool may_depart(const Batch& batch) {
   }
   const c10::Device device = real_device(state.index);
   const bool simple = std::all_of(batch.order.begin(), batch.order.end(), [device](const NodePtr& node) {
-    return !node->results && !node->error && (!node->is_leaf() || node->data.device() == device);
+    return !node->results && (!node->is_leaf() || node->data.device() == device);
   });
   std::lock_guard<std::mutex> guard(state.mutex);
   if (state.grounded > 0) {
@@ -146,6 +146,7 @@ void Voyage::offer(const std::vector<at::Tensor>& early_results) {
 }
 
 void Voyage::fly() noexcept {
+  WriteLog log;
   try {
     const c10::OptionalDeviceGuard device(inputs.empty() ? std::nullopt : std::make_optional(inputs[0].device()));
     PlainDispatch plain;
@@ -173,6 +174,7 @@ void Voyage::fly() noexcept {
   } catch (...) {
     error = std::current_exception();
     inputs.clear();
+    batch->recover(update, log, lane);
   }
 }
 

@@ -16,8 +16,8 @@
 // Other looks at TarryStorage::data and Node::data are at handles: whether they are there, and which ones they are. A storage
 // that gets other contents from the host, or dies, lets go of its handle; the batch has its own.
 //
-// A step that fails has changed nothing (see passes/donation.py). Its error is kept, with the batch, for the next of those who
-// wait; the Python runtime then has the reference path compute it.
+// The error of a step that fails is kept, with the batch, for the next of those who wait; the Python runtime then has the
+// reference path compute it, from inputs that the program has not begun to overwrite (failure.h, passes/donation.py).
 #pragma once
 
 #include <c10/core/Event.h>
@@ -43,6 +43,8 @@ struct Voyage final : Task {
   std::vector<at::Tensor> inputs;
   std::vector<c10::IValue> numbers;
   const std::thread::id captain = std::this_thread::get_id(); // who has handed it over
+  const uint32_t lane = current_lane(); // the same (failure.h)
+  std::vector<int64_t> update; // inputs that the program writes
   std::shared_ptr<void> diagnose; // a Python object: what to call with the batch and the error if it fails
   // Half way: per root, a number of the early part's on the host, or nothing; and when it has arrived there, if it is on its way.
   std::vector<at::Tensor> read_early;

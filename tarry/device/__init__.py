@@ -1,8 +1,8 @@
 """What makes `device="tarry"` an ordinary PyTorch device, seen from Python.
 
 The recorder teaches PyTorch's dispatcher about the device; everything a user touches around it is here: `torch.tarry`
-(seeds, current device, memory), printing, the cut at the end of `optimizer.step()`, and the marking of recomputation
-in activation checkpointing. Each part that leans on a private name of PyTorch has a file of its own that says which.
+(seeds, current device, memory), printing, what happens around `optimizer.step()`, and the marking of recomputation in
+activation checkpointing. Each part that leans on a private name of PyTorch has a file of its own that says which.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import ModuleType
 import torch
 from torch.utils.backend_registration import generate_methods_for_privateuse1_backend, rename_privateuse1_backend
 
-from tarry.device import checkpoint, module, optimizer, pickling, printing, storages
+from tarry.device import checkpoint, module, pickling, printing, storages
 
 NAME = "tarry"
 
@@ -23,13 +23,12 @@ _installed = False
 def install(
     native: ModuleType,
     *,
-    cut: Callable[[], None] | None = None,
     synchronize: Callable[[], None] | None = None,
 ) -> None:
     """Register the device under its name; a second call does nothing.
 
-    `native` is the loaded native module. `cut` ends a step (it is called after `optimizer.step()`), `synchronize`
-    computes all that is pending and waits for it (it is what `torch.tarry.synchronize()` does).
+    `native` is the loaded native module. `synchronize` computes all that is pending and waits for it (it is what
+    `torch.tarry.synchronize()` does).
     """
     global _installed
     if _installed:
@@ -45,6 +44,4 @@ def install(
     storages.install(native)
     if hasattr(native, "set_region"):
         checkpoint.install(native.set_region)
-    if cut is not None:
-        optimizer.install(cut)
     _installed = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 # `signal` without its enumerations, which cost more than the calls: this is done every step.
 import _signal  # type: ignore[import-not-found]
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -84,8 +85,14 @@ def apart(function: Callable[[], T]) -> T:
             failure.append(error)
 
     thread = threading.Thread(target=work, name="tarry-compile", daemon=True)
-    thread.start()
-    thread.join()
+    collects = gc.isenabled()
+    gc.enable()  # compilers make much garbage; the step that waits for this one has disabled the collector
+    try:
+        thread.start()
+        thread.join()
+    finally:
+        if not collects:
+            gc.disable()
     if failure:
         try:
             raise failure[0]

@@ -61,6 +61,9 @@ class CompiledProgram:
             self._in_place[k] = replaced
         self._update = list(self._in_place.values())  # positions of inputs
         self._native = None if self._whole is None or self._converts else self._whole.native
+        self._proven = not self._update
+        """Whether it has run to its end once. Until then it works on copies of what it updates: a kernel that is
+        missing, or memory that does not suffice, shows in the first run, and must not leave half a step behind."""
         read = {value for node in graph.nodes for value in node.operands}
         self._unread = [k for k, value in enumerate(graph.inputs) if value not in read]
 
@@ -86,12 +89,16 @@ class CompiledProgram:
             self._run_in_python(batch, numbers)
 
     def _run_in_python(self, batch: Batch, numbers: list[PythonNumber]) -> None:
+        preserve = not self._proven and not self._opaque
         with uninterrupted() if self._in_place else _UNGUARDED:
             try:
                 with PlainDispatch(self._plain):
-                    outputs = self._run_opaque(batch, numbers) if self._opaque else self._run(batch, numbers)
+                    outputs = self._run_opaque(batch, numbers) if self._opaque else self._run(batch, numbers, preserve)
                     self._commit(batch, outputs)
+                self._proven = True
             except Exception as error:
+                # What an operator may fail on comes before all updates (passes/donation.py), but for want of memory.
+                batch.recover(error, self._update, lost=bool(self._update) and is_out_of_memory(error))
                 self._diagnose(batch, error)
 
     def accepts(self, symbols: Sequence[int]) -> bool:
@@ -108,17 +115,19 @@ class CompiledProgram:
         """As `run`, for a native program, which reads the numbers itself."""
         try:
             # No signal handler of Python's runs in there. If the step is handed over, it fails later, if at all.
-            accepted = batch.run(self._native, self._update, symbols, self._diagnose)
+            accepted = batch.run(self._native, self._update, symbols, not self._proven, self._diagnose)
         except Exception as error:
             self._diagnose(batch, error)
         else:
-            if not accepted:
+            if accepted:
+                self._proven = True
+            else:
                 self._run_in_python(batch, [*batch.numbers(), *symbols])
 
-    def _run(self, batch: Batch, numbers: list[PythonNumber]) -> list[Any]:
+    def _run(self, batch: Batch, numbers: list[PythonNumber], preserve: bool) -> list[Any]:
         """The results as tensors. The native part checks them where they are committed: nothing here looks at each."""
         backend = self._backend
-        inputs: list[Any] = batch.inputs(self._update)
+        inputs: list[Any] = batch.inputs(self._update, preserve)
         for k in self._unread:
             if inputs[k] is None:
                 inputs[k] = empty(self._graph.inputs[k].type, real_device(backend, batch.device))
@@ -226,13 +235,19 @@ class CompiledProgram:
     def _diagnose(self, batch: Batch, error: Exception) -> None:
         """A program failed. If the reference path fails as well, the error is the program's own, and that path says at
         which line; if it does not, the fault is the backend's, and the values are there all the same."""
-        batch.interpret(interruptible=False)
+        if not batch.interpret(interruptible=False):
+            return  # an operator of another thread failed, and is reported there
         what = str(error) if isinstance(error, BackendError) else f"{type(error).__name__}: {error}"
         raise BackendError(
             f"backend {self._backend.name!r} failed to run {describe(self._graph)}: {what}\n"
             f"The values were computed by the reference path instead, so nothing is lost. tarry.set_backend('eager') "
             f"goes on without this backend."
         ) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory could not be allocated. A CPU's allocator says so in a RuntimeError."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "t allocate memory" in str(error)
 
 
 def _check_count(results: Any, expected: int) -> None:

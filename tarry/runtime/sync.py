@@ -7,7 +7,10 @@ one at a time; recording goes on meanwhile.
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -33,6 +36,8 @@ from tarry.runtime.policy import GraphStep
 from tarry.runtime.steps import CompiledStep
 from tarry.runtime.varying import AnySizes, Families, Family
 
+_log = logging.getLogger("tarry")
+
 
 class Runtime:
     """The state of the runtime: the backend, its compiled programs, and the closures that wait for a step's end."""
@@ -46,11 +51,14 @@ class Runtime:
         self._closures = StepClosures()
         self._backend: Backend | None = None
         self._in_flight = False
+        self._choosing = threading.local()
         self._compiles = Compiles(native.PlainDispatch)
         self.generation = 0
         """Grows when all programs are forgotten: what was prepared for the old backend is void then."""
         self.observer: Callable[[Any], None] | None = None
         """Is shown each batch before it runs."""
+        self.after_landing: Callable[[], None] = lambda: None
+        """Called when a step is computed, or has failed, before its error is raised."""
         self.closures_added = 0
 
     # ---- the backend
@@ -58,22 +66,26 @@ class Runtime:
     @property
     def backend(self) -> Backend:
         """The current backend; that of TARRY_BACKEND, or the best that works here, on first use."""
-        if self._backend is None:
+        return self._backend or self._choose()
+
+    def _choose(self) -> Backend:
+        """Choose on first use. Without the lock: importing a compiler takes Python's import locks, and another thread
+        that holds one of those may run a finaliser that needs a value. A finaliser that runs in the middle of that very
+        import must not conclude that the compiler does not work: the reference path serves it."""
+        if getattr(self._choosing, "now", False) or _is_importing_torch():
+            return registry.find("eager")()
+        self._choosing.now = True
+        try:
+            device = os.environ.get("TARRY_DEVICE")
+            name = os.environ.get("TARRY_BACKEND") or _default_name(device)
+            chosen = _instance(name, device)
             with self._lock:
                 if self._backend is None:
-                    self._choose()
-        assert self._backend is not None
-        return self._backend
-
-    def _choose(self) -> None:
-        name, device = os.environ.get("TARRY_BACKEND"), os.environ.get("TARRY_DEVICE")
-        self.set_backend(name or None, device)
-
-    def _set_default(self, device: str | None, compile_: Policy | None) -> None:
-        name, why_not = registry.default(device or "cpu")
-        if why_not:
-            warnings.warn(f"tarry: {why_not}; using backend {name!r}.", stacklevel=2)
-        self.set_backend(name, device, compile_)
+                    self.set_backend(chosen, device)
+                assert self._backend is not None
+                return self._backend
+        finally:
+            self._choosing.now = False
 
     def set_backend(
         self,
@@ -87,10 +99,7 @@ class Runtime:
             raise ValueError(
                 f'tarry.set_backend: compile is None, "wait", "background" or "never", not {compile_!r}'
             )
-        if backend is None:
-            self._set_default(device, compile_)
-            return
-        chosen = _instance(backend, device)
+        chosen = _instance(_default_name(device) if backend is None else backend, device)
         with self._alone():
             old = self._backend
             if old is not None:
@@ -178,6 +187,8 @@ class Runtime:
         self._compiles.close()
         try:
             self._land_last()
+            for text in self._native.owed_errors():
+                _log.error("tarry: a step failed, and no thread has asked for its values since: %s", text)
         finally:
             self._native.wait_for_flights()
             if self._backend is not None:
@@ -201,10 +212,11 @@ class Runtime:
     def sync(self, reason: str, device: int = 0, *, awaited: bool = True) -> None:
         """Compute everything that is pending on a device; if that is not awaited, perhaps while this thread goes on."""
         refuse_apart()
+        backend = self.backend  # before the lock: see _choose
         with self._lock:  # as _alone(), without what a context manager in Python costs
             if self._in_flight:
                 raise _in_mid_step()
-            backend = self.backend
+            backend = self._backend or backend
             if awaited or not self._native.is_aloft(device):
                 self._land(device)
                 batch = self._native.collect(device)
@@ -213,6 +225,7 @@ class Runtime:
                         self.observer(batch)
                     batch.unawaited = not awaited
                     self._serve(backend, batch, reason)
+        self._native.raise_owed()
         self._closures.run()
 
     def _land(self, device: int) -> None:
@@ -220,6 +233,7 @@ class Runtime:
         The lock is held."""
         failed = self._native.land(device)
         if failed is None:
+            self.after_landing()
             return
         self._in_flight = True
         try:
@@ -233,6 +247,13 @@ class Runtime:
         finally:
             self._in_flight = False
             failed.close()
+            self.after_landing()
+
+    def land_all(self) -> None:
+        """Wait for steps that were handed over, and raise their errors."""
+        with self._alone():
+            self._land_all()
+        self._native.raise_owed()
 
     def _land_all(self) -> None:
         for device in range(self._native.device_count()):
@@ -261,10 +282,14 @@ class Runtime:
         start = perf_counter()
         operations = batch.num_operations  # its nodes are not ours any more when it is handed over
         self._in_flight = True
+        collects = gc.isenabled()
+        gc.disable()  # a finaliser that needs a value could not be served in the middle of a step
         try:
             profiled("tarry::step", self._compute, backend, batch)
         finally:
             self._in_flight = False
+            if collects:
+                gc.enable()
         events.emit("sync", reason=reason, operations=operations, seconds=perf_counter() - start)
 
     def _compute(self, backend: Backend, batch: Any) -> None:
@@ -278,6 +303,7 @@ class Runtime:
             profiled("tarry::execute", step, batch)
         except BaseException as error:
             events.emit("error", stage="execute", backend=self.backend.name, error=repr(error))
+            self.after_landing()
             raise
         events.emit("execute", seconds=perf_counter() - start)
 
@@ -437,6 +463,19 @@ def _in_mid_step() -> TarryError:
         "subscriber, a signal handler, a kernel written in Python). Note what is needed there, and read it when the "
         "step is done."
     )
+
+
+def _default_name(device: str | None) -> str:
+    name, why_not = registry.default(device or "cpu")
+    if why_not:
+        warnings.warn(f"tarry: {why_not}; using backend {name!r}.", stacklevel=3)
+    return name
+
+
+def _is_importing_torch() -> bool:
+    """Whether a module of torch's compilers is being imported right now, by any thread."""
+    modules = [sys.modules.get(name) for name in ("torch._inductor", "torch._inductor.compile_fx", "torch._dynamo")]
+    return any(getattr(getattr(module, "__spec__", None), "_initializing", False) for module in modules)
 
 
 def _malloc_is_set() -> bool:

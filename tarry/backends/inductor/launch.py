@@ -105,6 +105,7 @@ def _translate(function: Callable[..., Any], source: str, program: FxProgram) ->
     if reader.results is None:
         raise NotUnderstoodError("nothing is returned")
     constants, instructions, count = reader.finish()
+    _mark_overwrites(instructions, inputs, _writable_pointers(source))
     outputs = len(program.graph.outputs)
     vectors = [(vector.dtype, vector.indices) for vector in program.vectors]
     returned = [k for k in range(outputs) if k not in program.in_place]
@@ -120,6 +121,46 @@ def _translate(function: Callable[..., Any], source: str, program: FxProgram) ->
         integers=[[(factor, list(product)) for factor, product in each.terms] for each in reader.integers],
         numbers=len(program.graph.numbers),
     )
+
+
+def _writable_pointers(source: str) -> dict[str, list[bool]]:
+    """For each kernel of the module, by name: whether it may write through its pointers. Inductor declares those that
+    are only read as pointers to const."""
+    found: dict[str, list[bool]] = {}
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Assign(
+                targets=[ast.Name(id=name)],
+                value=ast.Call(func=ast.Attribute(attr="cpp_pybinding"), args=[ast.List(elts=types), *_]),
+            ):
+                found[name] = ["const" not in str(_literal(each)) for each in types]
+    return found
+
+
+def _mark_overwrites(instructions: list[dict[str, Any]], inputs: int, writable: dict[str, list[bool]]) -> None:
+    """Note which registers an instruction writes to that lie in the memory of an input."""
+    owner = {register: register for register in range(inputs)}  # the input whose memory a register looks at
+    for made in instructions:
+        written: list[int] = []
+        if made["kind"] in ("view", "move") and made["sources"][0] in owner:
+            owner[made["targets"][0]] = owner[made["sources"][0]]
+        elif made["kind"] == "kernel":
+            may_write = writable.get(made.pop("name"))
+            written = [
+                register
+                for k, register in enumerate(made["sources"])
+                if may_write is None or k >= len(may_write) or may_write[k]
+            ]
+        elif made["kind"] == "call":
+            schema = torch._C._get_schema(made["op"], made["overload"])
+            for argument, value in zip(schema.arguments, made["arguments"], strict=True):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    written += [each[1] for each in (value if isinstance(value, list) else [value]) if _is_placed(each)]
+        made["overwrites"] = [register for register in written if register in owner]
+
+
+def _is_placed(argument: Any) -> bool:
+    return isinstance(argument, tuple) and len(argument) == 2 and argument[0] == "register"
 
 
 def _body(source: str) -> list[ast.stmt] | None:
@@ -268,6 +309,7 @@ class _Reader:
                 [self._register(each) for each in pointers],
                 library=self._library(library),
                 symbol=KERNEL,
+                name=call.func.id if isinstance(call.func, ast.Name) else "",
                 integers=[self._place(self._integer(argument)) for argument in numbers],
             )
             return

@@ -149,7 +149,10 @@ class TSLoweringContext(LoweringContext[JitValue]):
             return [self._view(node, args)]
         if node.op == "aten::as_strided_scatter":
             return [self._strided_scatter(node, args)]
-        in_place = self._position.get(id(node)) in self.writes.nodes
+        position = self._position.get(id(node))
+        if position is not None and position == self.writes.first:
+            self._begin_writes()
+        in_place = position in self.writes.nodes
         if node.op in SCATTERS and in_place:
             base, source, *window = args
             self._one("aten::copy_", self._one(SCATTERS[node.op], base, *window), source, False)
@@ -162,6 +165,14 @@ class TSLoweringContext(LoweringContext[JitValue]):
         if op in _FOREACH_NUMBERS and self.device.type == "cpu":
             op, args = self._foreach_tensor(op, args, node)
         return self._call(op, args) if form is None else self._written(op, args)
+
+    def _begin_writes(self) -> None:
+        """Have the program say that it begins to overwrite its inputs: nothing is computed from them again if it fails
+        later (csrc/failure.h)."""
+        positions = [self.graph.replaces[output] for output in self.writes.outputs]
+        replaced = [self.emitted[self.graph.inputs[k]] for k in positions if k is not None]
+        inputs = self.builder.operand(replaced, types.TENSOR_LIST)
+        self.builder.node("tarry::begin_writes", (inputs,), [])
 
     def _foreach_tensor(self, op: str, args: tuple[Any, ...], node: Node) -> tuple[str, tuple[Any, ...]]:
         """An operator on a list and a number as one on a list and a tensor, if that is the same: the loop that runs it

@@ -58,6 +58,8 @@ class Writes:
 
     nodes: frozenset[int] = frozenset()
     outputs: frozenset[int] = frozenset()
+    first: int | None = None
+    """The position of the first node that writes into an input."""
 
 
 @depends_on_schemas
@@ -135,7 +137,8 @@ class _Planner:
             safe = _first_safe(graph, min(chain[-1] for chain in self.chains.values()))
             self.chains = {k: chain for k, chain in self.chains.items() if chain[-1] >= safe}
         self._settle()
-        return Writes(frozenset(self.pairs), frozenset(self.chains))
+        first = min((chain[-1] for chain in self.chains.values()), default=None)
+        return Writes(frozenset(self.pairs), frozenset(self.chains), first)
 
     def _may_write(self, position: int, pairs: list[tuple[Value, Value]]) -> bool:
         """Whether all operands that the node would overwrite are dead afterwards; inputs of the graph are looked at
