@@ -11,6 +11,7 @@
 #include "bind_program.h"
 #include "bind_replay.h"
 #include "custom_op.h"
+#include "fault.h"
 #include "hooks.h"
 #include "interpret.h"
 #include "memory.h"
@@ -64,6 +65,7 @@ void recover_from(Batch& batch, py::object error, const std::vector<int64_t>& up
 }
 
 void begin_writes(const std::vector<at::Tensor>& inputs) {
+  fault_point();
   for (const at::Tensor& input : inputs) {
     begin_write(input);
   }
@@ -168,6 +170,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("rethrow", [](const Voyage& voyage) { std::rethrow_exception(voyage.error); })
       .def("close", [](const Voyage& voyage) { close(*voyage.batch->state, voyage); });
   m.def("failed_steps", &failed_steps);
+  m.def("arm_fault", [](int fault, int64_t after) { arm_fault(static_cast<Fault>(fault), after); });
+  m.def("disarm_fault", &disarm_fault);
   m.def("current_lane", &current_lane);
   m.def("raise_owed", &raise_owed, "Raises what another thread has found out about this thread's operators.");
   m.def("owed_errors", [] {

@@ -16,6 +16,7 @@
 
 #include "ahead.h"
 #include "batch.h"
+#include "fault.h"
 #include "provenance.h"
 #include "record.h"
 #include "switches.h"
@@ -315,6 +316,7 @@ void Interpreter::execute(Node& node) {
 
 void Interpreter::try_execute(Node& node) {
   try {
+    fault_point();
     execute(node);
   } catch (...) {
     // The arguments taken for writing have what eager would have left there.

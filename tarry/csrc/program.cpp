@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "fault.h"
+
 namespace tarry {
 
 static thread_local const std::atomic<bool>* break_off = nullptr;
@@ -161,6 +163,7 @@ std::vector<at::Tensor> LaunchList::run(std::vector<at::Tensor> inputs, const st
   }
   for (const Instruction& step : instructions_) {
     TORCH_CHECK(!unwanted || !unwanted->load(std::memory_order_relaxed), "tarry: not needed any more");
+    fault_point();
     for (const uint32_t overwritten : step.overwrites) {
       begin_write(registers[overwritten]);
     }
