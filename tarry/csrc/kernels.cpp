@@ -450,7 +450,10 @@ void swap_storages(const at::Tensor& left, const at::Tensor& right) {
   set_data(a, b->data, graveyard);
   set_data(b, std::move(data), graveyard);
   std::swap(a->home, b->home);
-  a->swap_data_ptr(*b);
+  const size_t nbytes = a->nbytes(); // not by StorageImpl::swap_data_ptr, which torch 2.11 lacks
+  a->set_nbytes(b->nbytes());
+  b->set_nbytes(nbytes);
+  a->set_data_ptr_noswap(b->set_data_ptr(a->set_data_ptr(at::DataPtr())));
 }
 
 void resize_storage(c10::StorageImpl* raw, size_t nbytes) {
