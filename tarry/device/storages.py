@@ -1,8 +1,8 @@
 """`UntypedStorage` of device tarry: what PyTorch does by reading or exchanging raw pointers, which it has none of.
 
 Slices share memory with the storage that they are cut from, as everywhere. What reads or writes a file, or turns bytes
-around, works on a copy on the host. Private names: `UntypedStorage._swap_data_ptr_`, `_byteswap`, `_write_file` and
-`_set_from_file` (seen in 2.11 to 2.13).
+around, works on a copy on the host. Private names: `UntypedStorage._swap_data_ptr_` (2.13; 2.11 lacks it), `_byteswap`,
+`_write_file` and `_set_from_file` (2.11 and 2.13).
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def _write_on_host(original: Callable[..., Any], self: Any, *args: Any, **kwargs
 
 
 def _wrap(name: str, ours: Callable[..., Any]) -> None:
-    original = getattr(UntypedStorage, name)
+    original = getattr(UntypedStorage, name, None)
+    if original is None:
+        return  # this torch does not have it, so no program calls it
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return ours(original, self, *args, **kwargs) if self.device.type == "tarry" else original(self, *args, **kwargs)
