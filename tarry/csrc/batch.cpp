@@ -195,7 +195,7 @@ std::vector<at::Tensor> Batch::inputs(const std::vector<int64_t>& update, bool p
       const bool is_own = node->data.use_count() == 1 && node->data.storage().use_count() == 1;
       if (updated[tensors.size()] && (preserve || !is_own)) {
         at::Tensor copy = clone_exactly(node->data);
-        originals.push_back({node.get(), std::exchange(node->data, std::move(copy)), is_own});
+        originals.push_back({node.get(), is_own ? std::move(copy) : std::exchange(node->data, std::move(copy)), is_own});
       }
       tensors.push_back(alias(node->data));
     } else if (node->results) {
@@ -214,13 +214,21 @@ void Batch::recover(const std::vector<int64_t>& update, const WriteLog& log, uin
       written.insert(written.end(), node->is_leaf() ? 1 : node->results->size(), node->is_leaf() ? node.get() : nullptr);
     }
   }
+  PlainDispatch plain;
+  ska::flat_hash_map<const Node*, bool> restored;
   for (Original& original : originals) {
-    left.tensors.push_back(std::exchange(original.leaf->data, std::move(original.before)));
+    if (original.is_backup) {
+      original.leaf->data.copy_(original.before);
+      left.tensors.push_back(std::move(original.before));
+    } else {
+      left.tensors.push_back(std::exchange(original.leaf->data, std::move(original.before)));
+    }
+    restored[original.leaf] = true;
   }
   originals.clear();
   for (const int64_t position : update) {
     const Node* leaf = written.at(position);
-    if (leaf && leaf->data.defined() && !leaf->data.is_meta() && log.has(leaf->data)) {
+    if (leaf && !restored.count(leaf) && leaf->data.defined() && !leaf->data.is_meta() && log.has(leaf->data)) {
       lost.push_back(leaf);
     }
   }
@@ -445,12 +453,6 @@ void Batch::commit(std::vector<at::Tensor> outputs) {
         "tarry: result ", i, " of the program (", roots[i].node->op ? roots[i].node->op->name : "input", ") is ",
         outputs[i].scalar_type(), outputs[i].sizes(), " with strides ", outputs[i].strides(), ", but ", layout->dtype,
         layout->sizes, " with strides ", layout->strides, " was recorded");
-  }
-  for (Original& original : originals) {
-    const auto found = std::find_if(outputs.begin(), outputs.end(), [&](const at::Tensor& output) { return output.is_same(original.leaf->data); });
-    if (original.is_own && found != outputs.end()) {
-      *found = original.before.copy_(*found);
-    }
   }
   for (size_t i = 0; i < in_place.size(); ++i) {
     if (in_place[i].defined() && !outputs[i].is_same(in_place[i])) {

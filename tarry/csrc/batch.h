@@ -34,12 +34,12 @@ struct Batch : std::enable_shared_from_this<Batch> {
   bool unawaited = false; // nobody needs a value of it: it may be computed while the next one is recorded (voyage.h)
   bool aloft = false; // and so it is
   std::vector<at::Tensor> in_place; // if it is, or was and failed: per root, the buffer that its storage was given beforehand
-  // While a program runs: leaves that it updates in a copy, each with its contents from before. One that belongs to the leaf's
-  // storage alone gets the new contents at the end, so that parameters stay where they are.
+  // While a program runs: leaves that it updates, each with its contents from before. The program updates a copy of what others
+  // can see, too; of what it updates where it is, so that parameters stay where they are, there may be a copy to go back to.
   struct Original {
     Node* leaf;
     at::Tensor before;
-    bool is_own;
+    bool is_backup;
   };
   std::vector<Original> originals;
   // After a program has failed: leaves that it had begun to overwrite. Nothing is computed from them again.
@@ -53,7 +53,7 @@ struct Batch : std::enable_shared_from_this<Batch> {
   Hash128 place() const;
   // The tensors of the leaves, in order, as aliases: a tensor that Python has seen keeps a reference to itself, and its buffer
   // could never be known to be unshared again. Inputs in `update` (positions) are to be written: they get a buffer of their
-  // own if anybody else can see theirs, or if the old one is to be `preserved`; see `originals`.
+  // own if anybody else can see theirs; with `preserve`, there is a copy of the others. See `originals`.
   std::vector<at::Tensor> inputs(const std::vector<int64_t>& update, bool preserve);
   // A program that was to write these inputs has failed. Inputs become what they were; those that it has written to are lost.
   // Called where the exception is handled; the failure belongs to the thread `lane`.
@@ -71,7 +71,7 @@ struct Batch : std::enable_shared_from_this<Batch> {
   void commit(std::vector<at::Tensor> outputs);
   // Runs a program and commits what it gives; or has that done on the second thread, if the batch is unawaited and it can be
   // (`diagnose`: see Voyage). Inputs in `update` are written by it. The values of its symbols, if its sizes vary, follow the
-  // numbers. With `preserve`, it is not handed over, and works on copies of what it updates. False, and nothing is done, if the
+  // numbers. With `preserve`, it is not handed over, and there are copies of all that it updates. False, and nothing is done, if the
   // program does not accept the inputs.
   bool run(
       const std::shared_ptr<const Program>& program, const std::vector<int64_t>& update, const std::vector<int64_t>& symbols,
