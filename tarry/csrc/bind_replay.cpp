@@ -187,7 +187,7 @@ void bind_replay(py::module& m) {
         return described;
       });
   py::class_<Snapshot>(m, "Snapshot", "The batch of a traced call, copied before it runs.")
-      .def(py::init<const Batch&, const Trace&>())
+      .def(py::init<const Batch&, Trace&>())
       .def_readonly("whole", &Snapshot::whole)
       .def_property_readonly("batch", [](Snapshot& snapshot) { return snapshot.batch; })
       .def("leaves", [](const Snapshot& snapshot) {

@@ -142,7 +142,7 @@ static StoragePtr hold(TarryStorage* storage) {
   return WeakStorage::reclaim(storage).lock();
 }
 
-Snapshot::Snapshot(const Batch& original, const Trace& trace) : batch(copy_batch(original)) {
+Snapshot::Snapshot(const Batch& original, Trace& trace) : batch(copy_batch(original)) {
   std::vector<StoragePtr> held;
   std::lock_guard<std::mutex> guard(original.state->mutex);
   ska::flat_hash_map<const Node*, const Trace::Leaf*> traced;
@@ -151,6 +151,7 @@ Snapshot::Snapshot(const Batch& original, const Trace& trace) : batch(copy_batch
   }
   for (size_t i = 0; i < original.order.size(); ++i) {
     const Node& node = *original.order[i];
+    trace.shared = trace.shared || (!node.is_leaf() && !original.replayed && node.lane != trace.lane);
     if (node.results) {
       whole = false;
     } else if (node.is_leaf()) {

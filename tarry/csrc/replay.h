@@ -40,6 +40,7 @@ struct Trace {
   std::vector<uint32_t> reads; // sites where values were read
   std::vector<uint32_t> overwritten; // sites where foreign data were copied into a storage that existed before
   bool shared = false; // whether another thread has recorded something meanwhile
+  const uint32_t lane = current_lane();
 };
 
 // To be called without the lock where a value is read, and where a storage gets a copy of a foreign tensor.
@@ -58,7 +59,7 @@ inline void trace_upload(const TarryStorage& storage, const at::Tensor& source) 
 
 // The batch of a traced call, copied before it runs: nodes of its own, and storages by weak reference.
 struct Snapshot {
-  Snapshot(const Batch& batch, const Trace& trace);
+  Snapshot(const Batch& batch, Trace& trace); // notes in the trace whether another thread has recorded a part of the batch
   // Numbers by their places in Batch::numbers().
   void set_numbers(const std::vector<uint32_t>& places, const std::vector<double>& numbers);
 

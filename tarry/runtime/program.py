@@ -62,8 +62,8 @@ class CompiledProgram:
         self._update = list(self._in_place.values())  # positions of inputs
         self._native = None if self._whole is None or self._converts else self._whole.native
         self._proven = not self._update
-        """Whether it has run to its end once. Until then all that it updates is copied first: a kernel that is missing, or
-        memory that does not suffice, shows in the first run, and must not leave half a step behind."""
+        """Whether it has run to its end once. Until then all that it updates is copied first: a kernel that is missing,
+        or memory that does not suffice, shows in the first run, and must not leave half a step behind."""
         read = {value for node in graph.nodes for value in node.operands}
         self._unread = [k for k, value in enumerate(graph.inputs) if value not in read]
 
