@@ -179,14 +179,18 @@ class _Steps:
     def land(self) -> None:
         _runtime.land_all()
 
-    def settled(self) -> bool:
-        return not any(C.pending(index) or C.is_aloft(index) for index in range(C.device_count()))
-
     def lane(self) -> int:
         return int(C.current_lane())
 
-    def failed(self, lane: int) -> int:
-        return int(C.failed_steps(lane))
+    def failed(self, lane: int) -> list[tuple[int, int]]:
+        failures: list[tuple[int, int]] = C.failed_steps(lane)
+        return failures
+
+    def epochs(self) -> list[int]:
+        return [C.epochs(index)[0] for index in range(C.device_count())]
+
+    def computed(self, epochs: list[int]) -> bool:
+        return all(C.epochs(index)[1] > epoch for index, epoch in enumerate(epochs))
 
 
 def _synchronize() -> None:
@@ -225,7 +229,9 @@ def _install() -> None:
         if entry.kind in (Kind.RECORD, Kind.KERNEL):
             C.register_operator(entry.name, entry.flags, entry.kind is Kind.KERNEL)
     device.install(C, synchronize=_synchronize)
-    _runtime.after_landing = StepHooks(_Steps()).settle
+    hooks = StepHooks(_Steps())
+    hooks.guard_grad_scaler()
+    _runtime.after_landing = hooks.settle
     device.module.attach(_runtime.seed, _runtime.memory_info)
     metrics.attach(_counters, _reset_counters, _runtime.backend_metrics)
     config.subscribe(_on_config)

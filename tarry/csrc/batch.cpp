@@ -82,7 +82,10 @@ std::shared_ptr<Batch> collect(DeviceState& state) {
   for (TarryStorage* storage = state.pending; storage; storage = storage->next) {
     batch->roots.push_back({storage, storage->value.node, storage->value.output});
   }
-  if (batch->roots.empty()) {
+  if (batch->roots.empty()) { // what was recorded is needed by no tensor any more
+    ++state.epoch;
+    state.position = 0;
+    state.launch_at = kNever;
     return nullptr;
   }
   gather(*batch);

@@ -169,7 +169,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       })
       .def("rethrow", [](const Voyage& voyage) { std::rethrow_exception(voyage.error); })
       .def("close", [](const Voyage& voyage) { close(*voyage.batch->state, voyage); });
-  m.def("failed_steps", &failed_steps);
+  m.def("failed_steps", &failed_steps, "Device and epoch of each step that failed because of this lane's operators.");
+  m.def("epochs", [](int device) {
+    auto& state = device_state(static_cast<c10::DeviceIndex>(device));
+    std::lock_guard<std::mutex> guard(state.mutex);
+    return std::make_pair(state.epoch, state.voyage ? state.voyage->batch->epoch : state.epoch);
+  }, "The epoch that is being recorded, and the oldest that is not computed yet.");
   m.def("arm_fault", [](int fault, int64_t after) { arm_fault(static_cast<Fault>(fault), after); });
   m.def("disarm_fault", &disarm_fault);
   m.def("current_lane", &current_lane);

@@ -50,7 +50,7 @@ namespace {
 
 struct FailedSteps {
   std::mutex mutex;
-  ska::flat_hash_map<uint32_t, uint64_t> by_lane;
+  ska::flat_hash_map<uint32_t, std::vector<std::pair<int, uint64_t>>> by_lane;
 };
 
 FailedSteps& all_failed_steps() {
@@ -58,10 +58,10 @@ FailedSteps& all_failed_steps() {
   return *instance;
 }
 
-void count_failed_step(uint32_t lane) {
+void note_failed_step(uint32_t lane, const Batch& batch) {
   FailedSteps& shared = all_failed_steps();
   std::lock_guard<std::mutex> guard(shared.mutex);
-  ++shared.by_lane[lane];
+  shared.by_lane[lane].emplace_back(batch.state->index, batch.epoch);
 }
 
 using Clock = std::chrono::steady_clock;
@@ -76,6 +76,7 @@ class Interpreter {
   void load(Node& node);
   void execute(Node& node);
   void try_execute(Node& node); // if it fails, the error is kept
+  void fail(const Node& node, FailurePtr failure);
   at::Tensor take_for_write(uint32_t slot, uint32_t own_uses);
   uint32_t slot_of(const Edge& edge, const Node& reader) const {
     if (C10_LIKELY(failed_.empty())) {
@@ -110,6 +111,7 @@ class Interpreter {
   // Why a node must not run after a failure, if so: it reads what has failed, or its thread has failed before and it would write
   // to something older than that. In eager the program would have stopped there, so later writes must not show.
   FailurePtr inherited_failure(const Node& node) const;
+  static const Node* origin_of(const Edge& edge);
   uint32_t lane_of(const Node& node) const { return batch_.replayed ? batch_.lane : node.lane; }
   void raise_failures(); // in this thread, or later in theirs
 
@@ -331,11 +333,19 @@ void Interpreter::try_execute(Node& node) {
       throw; // the node has changed nothing, and is computed later
     }
     const uint32_t lane = lane_of(node);
-    FailurePtr failure = caught_failure(lane, "while executing " + node.op->name + ", recorded at " + describe_site(node.site));
-    failed_[&node] = failure;
-    if (!first_failure(lane)) {
-      first_failures_.push_back({&node, std::move(failure)});
-    }
+    fail(node, caught_failure(lane, "while executing " + node.op->name + ", recorded at " + describe_site(node.site)));
+  }
+}
+
+// A thread that reads what another's operator failed to compute fails with the same error.
+void Interpreter::fail(const Node& node, FailurePtr failure) {
+  const uint32_t lane = lane_of(node);
+  if (failure->lane != lane) {
+    failure = std::make_shared<Failure>(failure->error, lane);
+  }
+  failed_[&node] = failure;
+  if (!first_failure(lane)) {
+    first_failures_.push_back({&node, std::move(failure)});
   }
 }
 
@@ -411,12 +421,24 @@ FailurePtr Interpreter::inherited_failure(const Node& node) const {
   }
   const FirstFailure* first = first_failure(lane);
   for (const Mutation& mutation : node.mutations) {
-    const Node& source = *node.edges[mutation.edge].node;
-    if (first && (is_input(source) || !first->node || source.first_slot < first->node->first_slot)) {
+    const Node* origin = first ? origin_of(node.edges[mutation.edge]) : nullptr;
+    if (first && (!origin || !first->node || origin->lane != node.lane || origin->first_slot < first->node->first_slot)) {
       return first->failure;
     }
   }
   return nullptr;
+}
+
+// The node that made the storage which an edge reads, in this batch; null if it is older.
+const Node* Interpreter::origin_of(const Edge& edge) {
+  const Node* node = edge.node.get();
+  uint32_t output = edge.output;
+  while (!is_input(*node) && output >= node->signature->fresh.size()) {
+    const Edge& before = node->edges[node->mutations[output - node->signature->fresh.size()].edge];
+    node = before.node.get();
+    output = before.output;
+  }
+  return is_input(*node) || node->discarded ? nullptr : node;
 }
 
 void Interpreter::settle(TarryStorage* storage, const Remains& remains, Graveyard& graveyard) {
@@ -459,6 +481,14 @@ void Interpreter::fail_later_nodes(const std::vector<at::Tensor>& lost, Graveyar
       }
       continue;
     }
+    // Before a thread learns of its failure, it may have recorded more: its writes to what is older do not happen, either.
+    const FirstFailure* first = first_failure(node->lane);
+    for (const Mutation& mutation : node->mutations) {
+      const Node* origin = first ? origin_of(node->edges[mutation.edge]) : nullptr;
+      if (first && (!origin || origin->epoch != state.epoch || origin->lane != node->lane)) {
+        failed_[node.get()] = first->failure;
+      }
+    }
     for (Edge& edge : node->edges) {
       Remains source = source_of(edge, node->lane);
       if (!source.node) {
@@ -479,7 +509,9 @@ void Interpreter::fail_later_nodes(const std::vector<at::Tensor>& lost, Graveyar
   }
   for (TarryStorage* storage : affected) {
     Remains remains = remains_of(storage->value.node, storage->value.output);
-    if (remains.node) {
+    if (remains.node && remains.node->is_leaf() && remains.node->data.defined()) {
+      set_data(storage, remains.node->data, graveyard);
+    } else if (remains.node) {
       graveyard.nodes.push_back(std::exchange(storage->value.node, std::move(remains.node)));
       storage->value.output = remains.output;
     } else {
@@ -529,7 +561,7 @@ void Interpreter::settle_failures() {
 void Interpreter::raise_failures() {
   FailurePtr mine;
   for (const FirstFailure& first : first_failures_) {
-    count_failed_step(first.failure->lane);
+    note_failed_step(first.failure->lane, batch_);
     if (!mine && first.failure->lane == current_lane()) {
       mine = first.failure;
     } else {
@@ -576,7 +608,7 @@ bool Interpreter::run() {
       }
       if (C10_UNLIKELY(!failed_.empty())) {
         if (FailurePtr failure = inherited_failure(*node)) {
-          failed_[node.get()] = std::move(failure);
+          fail(*node, std::move(failure));
           continue;
         }
       }
@@ -605,11 +637,11 @@ bool Interpreter::run() {
 
 } // namespace
 
-uint64_t failed_steps(uint32_t lane) {
+std::vector<std::pair<int, uint64_t>> failed_steps(uint32_t lane) {
   FailedSteps& shared = all_failed_steps();
   std::lock_guard<std::mutex> guard(shared.mutex);
   const auto found = shared.by_lane.find(lane);
-  return found == shared.by_lane.end() ? 0 : found->second;
+  return found == shared.by_lane.end() ? std::vector<std::pair<int, uint64_t>>() : found->second;
 }
 
 bool Batch::interpret(bool interruptible) {

@@ -19,7 +19,7 @@ class SeededCall {
   at::Generator saved_;
 };
 
-// How many steps have failed because of an operator that this thread recorded.
-uint64_t failed_steps(uint32_t lane);
+// The steps that have failed because of an operator that this thread recorded: device and epoch of each, in order.
+std::vector<std::pair<int, uint64_t>> failed_steps(uint32_t lane);
 
 } // namespace tarry

@@ -268,7 +268,10 @@ NodePtr make_node(Scan& scan, const Signature* signature, uint32_t site, Graveya
   Hash128 hash = scan.hash;
   for (const TensorArgument& argument : scan.tensors) {
     Value value;
-    if (is_overwritten(scan, argument)) {
+    const TarryStorage& storage = *argument.storage;
+    if (is_overwritten(scan, argument) && storage.leaf && storage.leaf_epoch == state.epoch && storage.leaf->leaf_layout == storage.home) {
+      value = {storage.leaf, 0}; // if the operator fails, the storage has the contents from before this step
+    } else if (is_overwritten(scan, argument)) {
       value = {empty_node(state, argument.storage->home, /*discarded=*/true, graveyard), 0};
     } else {
       value = current_value(argument.storage, graveyard);

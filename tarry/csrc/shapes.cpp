@@ -421,7 +421,9 @@ bool is_small(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
   int64_t total = 0, largest = 1, second = 1;
   for_each_tensor(op, arguments, [&](const at::Tensor& tensor, bool /*is_mutable*/) {
     const int64_t numel = tensor.numel();
-    total += numel;
+    // Its stand-in has the same strides: a column of a large matrix takes as much memory as the matrix.
+    total += tensor.is_contiguous() ? numel
+                                    : static_cast<int64_t>(at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), 1));
     second = std::max(second, std::min(largest, numel));
     largest = std::max(largest, numel);
   });

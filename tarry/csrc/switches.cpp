@@ -1,6 +1,7 @@
 #include "switches.h"
 
 #include <ATen/Context.h>
+#include <c10/core/DefaultDtype.h>
 
 #include <array>
 #include <atomic>
@@ -12,7 +13,8 @@ namespace tarry {
 namespace {
 
 enum Switch : uint64_t { kDeterministic = 1, kWarnOnly = 2, kFillMemory = 4 };
-constexpr uint64_t kInitial = kFillMemory; // as PyTorch starts
+constexpr int kDefaultDtype = 8; // the bits from here on: what integers become where an operator computes in floating point
+constexpr uint64_t kInitial = kFillMemory | static_cast<uint64_t>(c10::ScalarType::Float) << kDefaultDtype; // as PyTorch starts
 
 std::array<std::atomic<uint64_t>, kMaxDevices>& recorded() {
   static auto* switches = [] {
@@ -28,6 +30,7 @@ std::array<std::atomic<uint64_t>, kMaxDevices>& recorded() {
 void set_switches(uint64_t switches) {
   at::globalContext().setDeterministicAlgorithms(switches & kDeterministic, switches & kWarnOnly);
   at::globalContext().setDeterministicFillUninitializedMemory(switches & kFillMemory);
+  c10::set_default_dtype(c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(switches >> kDefaultDtype)));
 }
 
 } // namespace
@@ -35,7 +38,8 @@ void set_switches(uint64_t switches) {
 uint64_t current_switches() {
   const at::Context& context = at::globalContext();
   return (context.deterministicAlgorithms() ? kDeterministic : 0) | (context.deterministicAlgorithmsWarnOnly() ? kWarnOnly : 0) |
-      (context.deterministicFillUninitializedMemory() ? kFillMemory : 0);
+      (context.deterministicFillUninitializedMemory() ? kFillMemory : 0) |
+      static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << kDefaultDtype;
 }
 
 uint64_t product_precision() {

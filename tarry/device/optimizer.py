@@ -11,6 +11,7 @@ and put back if the step fails.
 from __future__ import annotations
 
 import ctypes
+import functools
 import weakref
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,7 +21,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 
 class Steps(Protocol):
-    """What the runtime knows of steps and their failures (csrc/failure.h). A lane is the number of a thread."""
+    """What the runtime knows of steps and their failures (csrc/failure.h). A lane is the number of a thread; what is
+    recorded between two cuts of a device is an epoch."""
 
     def cut(self) -> None:
         """End the step; an error of an operator may come up here."""
@@ -28,58 +30,75 @@ class Steps(Protocol):
     def land(self) -> None:
         """Wait for a step that was handed over, and raise its error."""
 
-    def settled(self) -> bool:
-        """Whether all that was recorded is computed."""
-
     def lane(self) -> int: ...
 
-    def failed(self, lane: int) -> int:
-        """How many steps have failed because of an operator of this lane."""
+    def failed(self, lane: int) -> list[tuple[int, int]]:
+        """Device and epoch of each step that has failed because of an operator of this lane."""
+
+    def epochs(self) -> list[int]:
+        """The epoch that each device records."""
+
+    def computed(self, epochs: list[int]) -> bool:
+        """Whether these epochs, one of each device, are computed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HostState:
-    """What an optimizer had on the host before a step: its entries per parameter, and the values of its counters."""
+    """What an optimizer had on the host before a step: its entries, and the values of its counters."""
 
     optimizer: weakref.ref[torch.optim.Optimizer]
-    entries: list[tuple[torch.Tensor, dict[str, Any] | None]]
+    entries: dict[Any, Any]
+    groups: list[dict[str, int]]
     counters: list[tuple[torch.Tensor, bytes]]
     lane: int
     failed: int
+    """How many steps of the lane had failed before."""
+    epochs: list[int] | None = None
+    """The epochs in which the step was recorded, at the latest; None while it runs."""
 
     @staticmethod
     def of(optimizer: torch.optim.Optimizer, lane: int, failed: int) -> HostState:
-        state = optimizer.state
-        entries: list[tuple[torch.Tensor, dict[str, Any] | None]] = []
-        counters: list[tuple[torch.Tensor, bytes]] = []
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                entry = state.get(parameter)
-                if not entry:
-                    entries.append((parameter, None))
-                    continue
-                entries.append((parameter, entry.copy()))
-                counters.extend(
-                    # Not by an operator: that would cost more, and tarry.compile would take it for the user's.
-                    (value, ctypes.string_at(value.data_ptr(), value.element_size()))
-                    for value in entry.values()
-                    if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.numel() == 1
-                )
-        return HostState(weakref.ref(optimizer), entries, counters, lane, failed)
+        entries = {key: _copied(entry) for key, entry in optimizer.state.items()}
+        groups = [{k: value for k, value in group.items() if type(value) is int} for group in optimizer.param_groups]
+        counters = [
+            # Not by an operator: that would cost more, and tarry.compile would take it for the user's.
+            (value, ctypes.string_at(value.data_ptr(), value.element_size()))
+            for entry in entries.values()
+            if isinstance(entry, dict)
+            for value in entry.values()
+            if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.numel() == 1
+        ]
+        return HostState(weakref.ref(optimizer), entries, groups, counters, lane, failed)
+
+    def has_failed(self, failures: list[tuple[int, int]]) -> bool:
+        """Whether an operator failed that was recorded before the end of this step."""
+        new = failures[self.failed :]
+        return bool(new) if self.epochs is None else any(epoch <= self.epochs[device] for device, epoch in new)
 
     def restore(self) -> None:
         optimizer = self.optimizer()
         if optimizer is None:
             return
-        for parameter, entry in self.entries:
-            if entry is None:
-                optimizer.state.pop(parameter, None)
-            else:
-                now = optimizer.state[parameter]
+        for key in [key for key in optimizer.state if key not in self.entries]:
+            del optimizer.state[key]
+        for key, entry in self.entries.items():
+            now = optimizer.state.get(key)
+            if isinstance(now, dict) and isinstance(entry, dict):
                 now.clear()
                 now.update(entry)
+            else:
+                optimizer.state[key] = entry
+        for group, numbers in zip(optimizer.param_groups, self.groups, strict=False):
+            group.update(numbers)
         for counter, value in self.counters:
             ctypes.memmove(counter.data_ptr(), value, len(value))
+
+
+def _copied(entry: Any) -> Any:
+    """A copy of an entry that later changes to the entry, or to lists in it, do not reach. Tensors are the same."""
+    if isinstance(entry, dict):
+        return {key: value.copy() if isinstance(value, list) else value for key, value in entry.items()}
+    return entry.copy() if isinstance(entry, list) else entry
 
 
 class StepHooks:
@@ -87,7 +106,6 @@ class StepHooks:
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
-        self._running: set[int] = set()  # optimizers whose step runs now
         self._unsettled: list[HostState] = []  # of steps that run, or are still to be computed
 
         # Plain functions: a replay's guards look at what hooks are bound to.
@@ -104,19 +122,39 @@ class StepHooks:
             register_optimizer_step_post_hook(after_step),
         )
 
+    def guard_grad_scaler(self) -> None:
+        """Have GradScaler forget that it has unscaled gradients, if its step finds that they could not be computed: it
+        would take the next ones for unscaled. (Private: `_per_optimizer_states`; seen in torch 2.11 and 2.13.)"""
+        scaled_step = torch.amp.GradScaler.step
+
+        @functools.wraps(scaled_step)
+        def step(scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            lane = self._steps.lane()
+            failed = len(self._steps.failed(lane)) if _is_ours(optimizer) else 0
+            try:
+                return scaled_step(scaler, optimizer, *args, **kwargs)
+            except BaseException:
+                if _is_ours(optimizer) and len(self._steps.failed(lane)) > failed:
+                    scaler._per_optimizer_states.pop(id(optimizer), None)
+                raise
+
+        torch.amp.GradScaler.step = step  # type: ignore[method-assign, assignment]
+
     def _begin(self, optimizer: torch.optim.Optimizer) -> None:
-        self._running.discard(id(optimizer))  # an error has ended its last step
+        # A state that still runs is that of a step which an error has ended.
+        self._unsettled = [s for s in self._unsettled if s.epochs is not None or s.optimizer() is not optimizer]
         try:
             if any(state.counters for state in self._unsettled):
                 self._steps.land()  # an error must come up before anything more is counted
         finally:
             self.settle()
         lane = self._steps.lane()
-        self._unsettled.append(HostState.of(optimizer, lane, self._steps.failed(lane)))
-        self._running.add(id(optimizer))
+        self._unsettled.append(HostState.of(optimizer, lane, len(self._steps.failed(lane))))
 
     def _end(self, optimizer: torch.optim.Optimizer) -> None:
-        self._running.discard(id(optimizer))
+        for state in self._unsettled:
+            if state.epochs is None and state.optimizer() is optimizer:
+                state.epochs = self._steps.epochs()
         try:
             self._steps.cut()
         finally:
@@ -127,13 +165,12 @@ class StepHooks:
         if not self._unsettled:
             return
         states, self._unsettled = self._unsettled, []
-        settled = self._steps.settled()
         kept = []
-        for before in reversed(states):
-            if self._steps.failed(before.lane) > before.failed:
-                before.restore()
-            elif not settled or id(before.optimizer()) in self._running:
-                kept.append(before)
+        for state in reversed(states):
+            if state.has_failed(self._steps.failed(state.lane)):
+                state.restore()
+            elif state.epochs is None or not self._steps.computed(state.epochs):
+                kept.append(state)
         self._unsettled[:0] = reversed(kept)
 
     def remove(self) -> None:

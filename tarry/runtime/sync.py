@@ -106,7 +106,7 @@ class Runtime:
                 self._land_all()  # the error of a step that was handed over is raised: nothing has changed yet
                 try:
                     self.sync_all("set_backend")
-                except Exception as error:  # the new backend computes what the old one could not
+                except TarryError as error:  # the new backend computes what the old one could not
                     events.emit("error", stage="set_backend", backend=old.name, error=repr(error))
                 self._compiles.forget()
                 self._retire(old)
@@ -281,10 +281,10 @@ class Runtime:
         """Have a batch computed, by the program that was compiled for its like. The lock is held."""
         start = perf_counter()
         operations = batch.num_operations  # its nodes are not ours any more when it is handed over
-        self._in_flight = True
         collects = gc.isenabled()
-        gc.disable()  # a finaliser that needs a value could not be served in the middle of a step
-        try:
+        try:  # first: an interrupt may come after any call
+            self._in_flight = True
+            gc.disable()  # a finaliser that needs a value could not be served in the middle of a step
             profiled("tarry::step", self._compute, backend, batch)
         finally:
             self._in_flight = False

@@ -26,14 +26,17 @@ class Noted:
 
     def land(self) -> None: ...
 
-    def settled(self) -> bool:
-        return True
-
     def lane(self) -> int:
         return 0
 
-    def failed(self, lane: int) -> int:
-        return 0
+    def failed(self, lane: int) -> list[tuple[int, int]]:
+        return []
+
+    def epochs(self) -> list[int]:
+        return [1]
+
+    def computed(self, epochs: list[int]) -> bool:
+        return True
 
 
 @pytest.fixture
