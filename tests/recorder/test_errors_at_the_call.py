@@ -258,3 +258,21 @@ def test_an_operator_that_is_not_deterministic_is_refused_at_the_call(determinis
     call(DEVICE)
     torch.use_deterministic_algorithms(True)
     assert _error(call, DEVICE) == _error(call, "cpu")
+
+
+def test_the_default_dtype_counts_as_it_was_when_recorded() -> None:
+    integers = torch.arange(1, 4)
+    torch.set_default_dtype(torch.float64)
+    try:
+        expected, mine = integers / 3, integers.to("tarry") / 3
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(mine.cpu(), expected)
+
+
+@pytest.mark.parametrize("name", ["inv_ex", "cholesky_ex", "lu_factor_ex", "ldl_factor_ex"])
+def test_what_is_checked_about_a_matrix_is_checked_on_the_matrix(name: str) -> None:
+    matrix = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
+    found = getattr(torch.linalg, name)(matrix.to("tarry"), check_errors=True)
+    expected = getattr(torch.linalg, name)(matrix, check_errors=True)
+    torch.testing.assert_close([t.cpu() for t in found], list(expected))
