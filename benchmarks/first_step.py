@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,16 +31,26 @@ FIRST, SECOND = "cold cache", "second process"
 STEPS = 8  # after the first, so that what comes round again is compiled and kept for the second process
 
 
+def copy_installation(own: Path) -> None:
+    """Copy what an installation builds once into a cache of its own (links are not trusted): the native part, and the
+    tables of operators and nodes, but no programs."""
+    from tarry.config import config
+    from tarry.native import C
+
+    library = Path(str(C.__file__)).parent
+    if not (own / library.parent.name / library.name).exists():
+        shutil.copytree(library, own / library.parent.name / library.name)
+    for entry in config.cache_dir.iterdir():
+        if entry.name in ("programs", "objects", library.parent.name) or (own / entry.name).exists():
+            continue
+        (shutil.copytree if entry.is_dir() else shutil.copy2)(entry, own / entry.name)
+
+
 def fresh_folders(folder: Path) -> dict[str, str]:
     """Environment variables that give a process caches of its own: empty, but for what an installation builds once."""
-    from tarry.config import config
-
     own = folder / "tarry"
     own.mkdir()
-    if config.cache_dir.is_dir():
-        for entry in config.cache_dir.iterdir():
-            if entry.name != "programs":
-                (own / entry.name).symlink_to(entry)
+    copy_installation(own)
     return {"TARRY_CACHE_DIR": str(own), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
 
 

@@ -184,6 +184,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     for (const FailurePtr& failure : take_all_owed()) {
       try {
         failure->raise();
+      } catch (const c10::Error& error) {
+        found.emplace_back(error.what_without_backtrace());
       } catch (const std::exception& error) {
         found.emplace_back(error.what());
       }

@@ -637,8 +637,11 @@ std::unique_ptr<Signature> infer_with_out(const Operator& op, c10::ArrayRef<c10:
       !overlaps || (signature && !writes_to_overlapping(op, arguments, signature.get())),
       "unsupported operation: more than one element of the written-to tensor refers to a single memory location. Please clone() ",
       "the tensor before performing the operation.");
-  // Meta kernels also promise other strides for what is resized than the real ones give.
-  const bool certain = try_kernel || (signature && meta_suffices(op, arguments) && (signature->resized.empty() || op.has(kPointwise)));
+  // Meta kernels also promise other strides for what is resized than the real ones give; not those of factories (arange).
+  bool is_factory = true;
+  for_each_tensor(op, arguments, [&](const at::Tensor& /*tensor*/, bool is_mutable) { is_factory = is_factory && is_mutable; });
+  const bool certain = try_kernel ||
+      (signature && (is_factory || (meta_suffices(op, arguments) && (signature->resized.empty() || op.has(kPointwise)))));
   if (!signature || !certain) {
     signature = std::make_unique<Signature>();
     signature->runs_eagerly = true;

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-import tarry
+from benchmarks.first_step import copy_installation
 from tarry.backends.base import Computation, Program
 from tarry.backends.inductor import InductorBackend, why_not
 from tarry.backends.inductor.artifact import ALIGNMENT, Generated, aligning
@@ -89,9 +89,7 @@ def _train(cache: Path, policy: str, dropout: float = 0.0) -> Any:
 def _run(cache: Path, script: str, *arguments: str) -> Any:
     """A script in a process of its own, with the native part of ours."""
     cache.mkdir(exist_ok=True)
-    for item in tarry.config.cache_dir.iterdir():
-        if item.name != "programs" and not (cache / item.name).exists():
-            (cache / item.name).symlink_to(item)
+    copy_installation(cache)
     environment = {**os.environ, "TARRY_CACHE_DIR": str(cache), "TARRY_STORE": "1"}
     environment.pop("TARRY_COMPILE", None)
     done = subprocess.run(
@@ -165,7 +163,7 @@ def test_a_program_as_bytes_and_back() -> None:
     (by_python,) = again.run(batch.inputs(), batch.numbers())
     assert torch.equal(by_first, by_python)
     batch = C.collect(0)
-    batch.run(again.native, [], [], None)
+    batch.run(again.native, [], [], False, None)
     assert torch.equal(y.cpu(), by_first)
     header, blobs = unpack(data)
     assert header["listing"]["libraries"] >= 1
