@@ -127,6 +127,7 @@ enum class Contents : uint8_t {
 
 struct TarryStorage final : c10::StorageImpl {
   TarryStorage(DeviceState* state, const Layout* home, size_t nbytes);
+  TarryStorage(DeviceState* state, const Layout* home, size_t nbytes, at::DataPtr address); // one that a lazy clone shares
   ~TarryStorage() override;
   void release_resources() override;
 

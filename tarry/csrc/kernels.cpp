@@ -23,6 +23,7 @@
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/impl/COW.h>
 #include <torch/library.h>
 
 #include "hooks.h"
@@ -284,6 +285,7 @@ at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) 
     trace_upload(*storage, source);
     Graveyard graveyard;
     std::lock_guard<std::mutex> guard(storage->state->mutex);
+    storage->mutable_data_ptr(); // see set_pending()
     set_data(storage, std::move(real), graveyard);
     if (storage->state->uploads.size() < DeviceState::kMaxUploads) {
       storage->state->uploads.push_back(weak(storage));
@@ -323,14 +325,28 @@ bool is_set_to(const at::Tensor& self, const at::Tensor& other) {
       self.storage_offset() == other.storage_offset() && self.sizes() == other.sizes() && self.strides() == other.strides();
 }
 
-// Copy on write is what the device does anyway.
+// The device copies on write anyway. c10 makes the clone's storage, so that the two share an address until one is written.
 at::Tensor lazy_clone(const at::Tensor& self) {
   TarryStorage* storage = storage_of(self.unsafeGetTensorImpl());
   TORCH_CHECK(storage, "tarry: cannot clone a ", self.layout(), " tensor lazily");
-  const at::Tensor whole = make_tensor(*storage->state, storage->home, StoragePtr::reclaim_copy(storage)).clone();
   const Layout* layout = layout_of(self.unsafeGetTensorImpl());
   check_bounds(layout, storage->home);
-  return make_tensor(*storage->state, layout, StoragePtr::reclaim_copy(storage_of(whole.unsafeGetTensorImpl())));
+  const at::Tensor whole = make_tensor(*storage->state, storage->home, StoragePtr::reclaim_copy(storage)).clone();
+  const auto made = c10::impl::cow::lazy_clone_storage(*storage);
+  TarryStorage* clone = as_tarry(made.get());
+  TORCH_INTERNAL_ASSERT(clone);
+  clone->become(storage->home);
+  {
+    std::lock_guard<std::mutex> guard(storage->state->mutex);
+    const TarryStorage* from = storage_of(whole.unsafeGetTensorImpl());
+    clone->value = from->value;
+    clone->data = from->data;
+    clone->failure = from->failure;
+    if (clone->value.node) {
+      storage->state->link(clone);
+    }
+  }
+  return make_tensor(*storage->state, layout, StoragePtr::reclaim_copy(clone));
 }
 
 // ---- operators whose schema does not tell the truth
@@ -359,8 +375,12 @@ void record_unlisted(const c10::OperatorHandle& handle, c10::DispatchKeySet /*ke
 c10::intrusive_ptr<c10::StorageImpl> make_storage(
     c10::StorageImpl::use_byte_size_t, c10::SymInt size, c10::DataPtr data, c10::Allocator* /*allocator*/, bool /*resizable*/) {
   mark_used();
-  TORCH_CHECK(!data, "tarry: a storage cannot be made from an address on this device, which has none; copy tensors instead");
   const int64_t nbytes = size.expect_int();
+  if (c10::impl::cow::is_cow_data_ptr(data)) { // lazy_clone() sets its contents
+    DeviceState& state = device_state(data.device().index());
+    return c10::make_intrusive<TarryStorage>(&state, flat_layout(at::kByte, nbytes), static_cast<size_t>(nbytes), std::move(data));
+  }
+  TORCH_CHECK(!data, "tarry: a storage cannot be made from an address on this device, which has none; copy tensors instead");
   return c10::make_intrusive<TarryStorage>(
       &device_state(-1), flat_layout(at::kByte, nbytes), static_cast<size_t>(nbytes));
 }

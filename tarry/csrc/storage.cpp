@@ -33,17 +33,28 @@ c10::Device tarry_device(c10::DeviceIndex index) {
   return c10::Device(c10::DeviceType::PrivateUse1, index);
 }
 
-// Never allocates: it marks a StorageImpl as a TarryStorage.
-struct Marker final : c10::Allocator {
-  at::DataPtr allocate(size_t /*nbytes*/) override { TORCH_CHECK(false, "tarry: storages are made by the recorder"); }
-  void copy_data(void* /*destination*/, const void* /*source*/, std::size_t /*count*/) const override {
-    TORCH_CHECK(false, "tarry: memory on this device has no address; copy tensors instead");
-  }
+// The address is its own context, as an allocator's is: c10 can then share it between a tensor and its lazy clone.
+at::DataPtr claim_data_ptr(size_t nbytes, c10::Device device) {
+  void* const address = claim_address_range(nbytes);
+  return at::DataPtr(address, address, &c10::detail::deleteNothing, device);
+}
+
+// Allocates addresses, never memory. PyTorch asks for one when a lazy clone, which shares its address, is written.
+struct AddressAllocator final : c10::Allocator {
+  c10::DeviceIndex index = 0;
+  at::DataPtr allocate(size_t nbytes) override { return claim_data_ptr(nbytes, tarry_device(index)); }
+  void copy_data(void* /*destination*/, const void* /*source*/, std::size_t /*count*/) const override {} // contents have no address
 };
 
-Marker* marker() {
-  static auto* instance = new Marker();
-  return instance;
+AddressAllocator* allocator_of(c10::DeviceIndex index) {
+  static auto* allocators = [] {
+    auto* array = new std::array<AddressAllocator, kMaxDevices>();
+    for (size_t i = 0; i < array->size(); ++i) {
+      (*array)[i].index = static_cast<c10::DeviceIndex>(i);
+    }
+    return array;
+  }();
+  return &(*allocators)[index];
 }
 
 std::atomic<int>& real_device_slot(c10::DeviceIndex index) {
@@ -90,11 +101,14 @@ Node::~Node() {
 }
 
 TarryStorage::TarryStorage(DeviceState* state, const Layout* home, size_t nbytes)
+    : TarryStorage(state, home, nbytes, claim_data_ptr(nbytes, tarry_device(state->index))) {}
+
+TarryStorage::TarryStorage(DeviceState* state, const Layout* home, size_t nbytes, at::DataPtr address)
     : c10::StorageImpl(
           use_byte_size_t(),
           static_cast<int64_t>(nbytes),
-          at::DataPtr(claim_address_range(nbytes), tarry_device(state->index)),
-          /*allocator=*/marker(),
+          std::move(address),
+          /*allocator=*/allocator_of(state->index),
           /*resizable=*/false),
       state(state),
       serial(serials.fetch_add(1, std::memory_order_relaxed)),
@@ -108,7 +122,8 @@ uint64_t next_serial() {
 
 void TarryStorage::become(const Layout* layout) {
   if (layout->nbytes > nbytes()) {
-    set_data_ptr_noswap(at::DataPtr(claim_address_range(layout->nbytes), device()));
+    mutable_data_ptr(); // shares its address with no lazy clone any more
+    set_data_ptr_noswap(claim_data_ptr(layout->nbytes, device()));
   }
   state->bytes.live += static_cast<int64_t>(layout->nbytes) - static_cast<int64_t>(home->nbytes);
   home = layout;
@@ -188,9 +203,8 @@ DeviceState& device_state(c10::DeviceIndex index) {
   return *(*states)[index < 0 ? current_device() : index];
 }
 
-// PyTorch hands a storage's allocator on to others that it makes of it, so that alone does not prove it one of ours.
 TarryStorage* as_tarry(c10::StorageImpl* storage) {
-  const bool ours = storage && storage->allocator() == marker() && typeid(*storage) == typeid(TarryStorage);
+  const bool ours = storage && storage->device_type() == c10::DeviceType::PrivateUse1 && typeid(*storage) == typeid(TarryStorage);
   return ours ? static_cast<TarryStorage*>(storage) : nullptr;
 }
 
@@ -272,6 +286,7 @@ void set_pending(TarryStorage* storage, NodePtr node, uint32_t output, Graveyard
   if (C10_UNLIKELY(storage->failure != nullptr)) {
     graveyard.failures.push_back(std::move(storage->failure));
   }
+  storage->mutable_data_ptr(); // a lazy clone that is written gets an address of its own
   storage->value = {std::move(node), output};
 }
 
@@ -426,6 +441,7 @@ at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason) {
     std::lock_guard<std::mutex> guard(storage->state->mutex);
     backends_own = storage->data.defined() && storage->data.is_meta();
     drop_leaf(storage, graveyard); // it stands for the contents before the write
+    storage->mutable_data_ptr(); // see set_pending()
   }
   // This handle and the storage's own: anybody else would see the write.
   if (backends_own || data.use_count() > 2 || data.storage().use_count() > 1) {

@@ -148,6 +148,24 @@ def _lazy_clone(device: str) -> Any:
     return twin, t, twin.stride(), twin.storage_offset()
 
 
+def _lazy_clone_shares_its_address_until_written(device: str) -> Any:
+    t = _fresh(device)
+    address, seen = t.data_ptr(), []
+    twin, third = t._lazy_clone(), t._lazy_clone()
+
+    def look() -> None:
+        seen.extend((torch._C._is_cow_tensor(x), x.const_data_ptr() == address) for x in (t, twin, third))
+
+    look()
+    t[0].add_(1)  # recorded
+    look()
+    twin.copy_(torch.ones(3, 4))  # filled from the host
+    look()
+    third.add_(1)  # has the address to itself by now
+    look()
+    return seen, t, twin, third, len({x.data_ptr() for x in (t, twin, third)})
+
+
 def _new_empty_strided(device: str) -> Any:
     t = _fresh(device)
     made = [
@@ -174,7 +192,7 @@ _PROGRAMS = {
     for program in (
         _item, _slice, _write_through_slice, _tensor_over_slice, _copy_between_slices, _set_item, _fill, _copy, _clone,
         _free_and_refill, _grow, _shrink_and_grow, _swap, _swap_after_freeing, _byteswap, _deepcopy, _legacy_file,
-        _set_beyond, _lazy_clone, _new_empty_strided, _resize_in_place,
+        _set_beyond, _lazy_clone, _lazy_clone_shares_its_address_until_written, _new_empty_strided, _resize_in_place,
     )
 }  # fmt: skip
 
