@@ -81,7 +81,7 @@ class RecorderRules:
             return Kind.DECOMPOSE
         if function.is_view_op:
             return Kind.VIEW
-        if base in self.decompose:
+        if base in self.decompose or name in self.decompose:
             return Kind.DECOMPOSE
         if function.has_composite_explicit_autograd_kernel and _is_factory(function, base):
             return Kind.DECOMPOSE

@@ -415,23 +415,32 @@ int64_t broadcast_numel(const Operator& op, c10::ArrayRef<c10::IValue> arguments
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, saturating_product);
 }
 
-// Whether a call may run on stand-ins: a bound on the elements that it gives can be told from tensors and integers.
-bool is_small(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
-  const int64_t limit = small_call.load(std::memory_order_relaxed);
-  int64_t total = 0, largest = 1, second = 1;
+struct Given {
+  int64_t total = 0, largest = 1, second = 1; // elements
+};
+
+Given given_elements(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
+  Given given;
   for_each_tensor(op, arguments, [&](const at::Tensor& tensor, bool /*is_mutable*/) {
     const int64_t numel = tensor.numel();
     // Its stand-in has the same strides: a column of a large matrix takes as much memory as the matrix.
-    total += tensor.is_contiguous() ? numel
-                                    : static_cast<int64_t>(at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), 1));
-    second = std::max(second, std::min(largest, numel));
-    largest = std::max(largest, numel);
+    given.total += tensor.is_contiguous() ? numel
+                                          : static_cast<int64_t>(at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), 1));
+    given.second = std::max(given.second, std::min(given.largest, numel));
+    given.largest = std::max(given.largest, numel);
   });
+  return given;
+}
+
+// Whether a call may run on stand-ins: a bound on the elements that it gives can be told from tensors and integers.
+bool is_small(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
+  const int64_t limit = small_call.load(std::memory_order_relaxed);
+  const Given given = given_elements(op, arguments);
   if (op.arguments[0].is_mutable) { // in place: it gives no more than it is given
-    return total <= limit;
+    return given.total <= limit;
   }
   if (op.has(kPointwise)) {
-    return total <= limit && broadcast_numel(op, arguments) <= kBearable;
+    return given.total <= limit && broadcast_numel(op, arguments) <= kBearable;
   }
   int64_t factor = 1;
   auto multiply = [&](const c10::IValue& value) {
@@ -453,7 +462,19 @@ bool is_small(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
       }
     }
   }
-  return total <= limit && saturating_product(std::max<int64_t>(total, 1), factor) <= kBearable && saturating_product(largest, second) <= kPairs;
+  return given.total <= limit && saturating_product(std::max<int64_t>(given.total, 1), factor) <= kBearable &&
+      saturating_product(given.largest, given.second) <= kPairs;
+}
+
+// The same once it is known what the call gives: a large integer need not make it large (the stride of a pool).
+bool proves_small(const Operator& op, c10::ArrayRef<c10::IValue> arguments, const Signature& signature) {
+  const int64_t limit = small_call.load(std::memory_order_relaxed);
+  const Given given = given_elements(op, arguments);
+  int64_t total = 0;
+  for (const Layout* layout : signature.fresh) {
+    total += layout->numel;
+  }
+  return given.total <= limit && total <= limit && saturating_product(given.largest, given.second) <= kPairs;
 }
 
 // The smallest of the greatest numbers that the tensors can hold.
@@ -667,7 +688,9 @@ std::unique_ptr<Signature> infer_signature(const Operator& op, c10::ArrayRef<c10
     }
   }
   std::exception_ptr refused; // by the CPU
-  if (op.has(kVerify) && real_device().is_cpu() && is_small(op, arguments)) {
+  const bool verifies = op.has(kVerify) && real_device().is_cpu();
+  const bool small = verifies && is_small(op, arguments);
+  if (small) {
     if (auto signature = try_on_cpu(op, arguments, refused)) {
       return signature;
     }
@@ -675,6 +698,11 @@ std::unique_ptr<Signature> infer_signature(const Operator& op, c10::ArrayRef<c10
     return signature;
   }
   if (auto signature = try_on(c10::Device(c10::kMeta), op, arguments, meta_error)) {
+    if (verifies && !small && proves_small(op, arguments, *signature)) {
+      if (auto tried = try_on_cpu(op, arguments, refused)) {
+        return tried;
+      }
+    }
     if (refused) {
       std::rethrow_exception(refused);
     }

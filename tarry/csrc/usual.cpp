@@ -38,10 +38,13 @@ const at::Tensor* contiguous(const c10::IValue& value) {
   return tensor && tensor->strides() == c10::IntArrayRef(c10::contiguous_strides(tensor->sizes())) ? tensor : nullptr;
 }
 
+// Not a bool: operators that take numbers refuse it here and there (subtraction, alpha=).
 bool is_number(const c10::IValue& value) {
-  return value.isInt() || value.isDouble() || value.isBool() ||
-      (value.isTensor() && value.toTensor().defined() && value.toTensor().unsafeGetTensorImpl()->is_wrapped_number() &&
-       !value.toTensor().is_complex());
+  if (!value.isTensor()) {
+    return value.isInt() || value.isDouble();
+  }
+  const at::Tensor& tensor = value.toTensor();
+  return tensor.defined() && tensor.unsafeGetTensorImpl()->is_wrapped_number() && !tensor.is_complex() && tensor.scalar_type() != at::kBool;
 }
 
 // Every kernel of these operators is there for these types, on any device.

@@ -182,6 +182,13 @@ SHAPES_AND_DTYPES: dict[str, Call] = {
     "logcumsumexp into another dtype": lambda d: torch.logcumsumexp(
         torch.ones(3, device=d), 0, out=torch.zeros(3, dtype=torch.float64, device=d)
     ),
+    "avg_pool2d with a stride beyond int": lambda d: F.avg_pool2d(torch.rand(1, 2, 4, 4, device=d), 2, (1, 2**61)),
+    "max_pool2d with a stride beyond int": lambda d: F.max_pool2d(torch.rand(1, 2, 4, 4, device=d), 2, (1, 2**61)),
+    "subtraction of a bool": lambda d: torch.rand(5, device=d) - True,
+    "alpha that is a bool": lambda d: torch.rand(5, device=d).sub(torch.rand(5, device=d), alpha=True),
+    "packed numbers of another length": lambda d: torch._foreach_addcmul(
+        *[[torch.rand(2, device=d)]] * 3, torch.tensor([1.0, 2.0])
+    ),
     "65 dimensions": lambda d: torch.nansum(torch.zeros([1] * 65, device=d), dim=0),
     "an index into an empty dimension": lambda d: torch.empty(10, 0, device=d)[:, [0, 1]],
     "index_put_ of another dtype": lambda d: torch.ones(5, 2, dtype=torch.float64, device=d).index_put_(
