@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "hooks.h"
 
@@ -90,7 +91,7 @@ static double magnitude(const c10::IValue& value) {
   if (value.isInt()) {
     return std::abs(static_cast<double>(value.toInt()));
   }
-  return value.isComplexDouble() ? std::abs(value.toComplexDouble()) : 0;
+  return value.isComplexDouble() ? std::numeric_limits<double>::infinity() : 0; // one with an imaginary part fits no real dtype
 }
 
 void Scan::host_tensor(const at::Tensor& tensor, bool is_mutable) {

@@ -53,6 +53,7 @@ NUMBERS: dict[str, tuple[Callable[..., object], tuple[object, ...], tuple[object
         (-(2**20), 5),
     ),
     "histc": (lambda d, *n: torch.histc(torch.ones(4, device=d), 4, *n), (0.0, 1.0), (5.0, 1.0)),
+    "addcdiv": (lambda d, n: torch.addcdiv(*[torch.ones(4, device=d)] * 3, value=n), (3 + 0j,), (3 + 4j,)),
     "softshrink": (lambda d, n: F.softshrink(torch.ones(4, device=d), n), (0.5,), (-0.5,)),
     "celu": (lambda d, n: F.celu(torch.ones(4, device=d), n), (1.0,), (0.0,)),
     "pow of integers": (lambda d, n: torch.ones(4, device=d, dtype=torch.int64) ** n, (2,), (-2,)),
