@@ -60,9 +60,8 @@ class Extension:
         return self.full_name.rpartition(".")[2]
 
 
-TARRY = Extension(
-    "tarry.native._C", Path(__file__).resolve().parent.parent / "csrc", "precompiled.h", "precompiled_python.h"
-)
+_ROOT = Path(__file__).resolve().parent.parent.parent
+TARRY = Extension("tarry.native._C", _ROOT / "tarry/csrc", "precompiled.h", "precompiled_python.h")
 
 
 def _digest(*parts: str | bytes) -> str:
@@ -144,8 +143,17 @@ class Plan:
         """Where the built module is, or will be."""
         return self.directory / f"{self.extension.name}.so"
 
+    def packaged(self) -> str:
+        """Where a wheel has the built module (see _wheel.py): the folder's name is all that it was built from."""
+        package = self.extension.full_name.rpartition(".")[0].replace(".", "/")
+        return f"{package}/prebuilt/{self.source_key}/{self.extension.name}.so"
+
     def find(self) -> Path | None:
-        """The built module, if there is one. Without a compiler, one built by any compiler will do."""
+        """The built module, if there is one: in the package, or in the cache. Without a compiler, one in the cache that
+        any compiler has built will do."""
+        packaged = _ROOT / self.packaged()
+        if packaged.is_file():  # as trustworthy as the Python files beside it
+            return packaged
         try:
             library = self.library
         except NativeBuildError:

@@ -342,7 +342,7 @@ def _whereabouts(raw: RawGraph, ranks: Sequence[int], place: int) -> str:
     return "an integer argument"
 
 
-def _line(raw: dict[str, Any], input_: int) -> str:
+def _line(raw: RawGraph, input_: int) -> str:
     def reads(arg: Any) -> bool:
         if arg[0] == "list":
             return any(reads(item) for item in arg[1])
