@@ -11,8 +11,11 @@ import pytest
 SCRIPT = Path(__file__).parent.parent.parent / "scripts" / "environment.sh"
 
 
-def run(folder: Path, *, uid: int, tools: tuple[str, ...] = (), lacks: str = "nothing") -> subprocess.CompletedProcess[str]:
-    """Call `system_packages` with a PATH of stand-ins: `tools` note how they are called, Python lacks what it is told to."""
+Done = subprocess.CompletedProcess[str]
+
+
+def run(folder: Path, *, uid: int, tools: tuple[str, ...] = (), lacks: str = "nothing") -> Done:
+    """Call `system_packages` with a PATH of stand-ins: `tools` log their calls, Python lacks one thing."""
     tool = '#!/bin/sh\necho "$0 $*" >> {log}\n'
     for name in tools:
         (folder / name).write_text(tool.format(log=folder / "calls"))
@@ -50,7 +53,8 @@ def test_root_on_debian_installs_what_is_missing(
 
 
 @pytest.mark.parametrize(
-    ("tool", "line"), [("apt-get", "sudo apt-get install -y g++"), ("dnf", "sudo dnf install -y gcc-c++"), ("ls", "g++")]
+    ("tool", "line"),
+    [("apt-get", "sudo apt-get install -y g++"), ("dnf", "sudo dnf install -y gcc-c++"), ("ls", "missing: g++")],
 )
 def test_others_are_given_the_line(tmp_path: Path, tool: str, line: str) -> None:
     done = run(tmp_path, uid=1000, tools=(tool,))
