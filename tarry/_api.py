@@ -180,11 +180,10 @@ class _Steps:
         _runtime.land_all()
 
     def lane(self) -> int:
-        return int(C.current_lane())
+        return C.current_lane()
 
     def failed(self, lane: int) -> list[tuple[int, int]]:
-        failures: list[tuple[int, int]] = C.failed_steps(lane)
-        return failures
+        return C.failed_steps(lane)
 
     def epochs(self) -> list[int]:
         return [C.epochs(index)[0] for index in range(C.device_count())]

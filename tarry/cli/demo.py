@@ -163,6 +163,6 @@ def _problem(device: str, backend: str | None) -> str:
         return ""
     if not torch.cuda.is_available():
         return f"--device {device}: torch sees no CUDA device here; use --device cpu"
-    if "tarry.native._tarry_native" in sys.modules:
+    if "tarry.native._C" in sys.modules:
         return "with a CUDA device, start the demo with the command `tarry demo`, not with `python -m tarry demo`"
     return ""

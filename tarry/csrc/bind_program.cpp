@@ -1,60 +1,17 @@
 // Programs that run without Python, as backends make them.
 #include "bind_program.h"
 
-#include <ATen/ops/empty_strided.h>
-#include <torch/csrc/jit/python/pybind_utils.h>
-#include <torch/csrc/jit/runtime/interpreter.h>
 
 #include <unordered_set>
 
 #include "ahead.h"
 #include "captured.h"
+#include "jit.h"
 
 namespace py = pybind11;
 
 namespace tarry {
 namespace {
-
-// A TorchScript graph, run by the interpreter as it is.
-class ScriptProgram final : public Program {
- public:
-  using Type = std::tuple<std::vector<int64_t>, std::vector<int64_t>, c10::ScalarType>; // sizes, strides, dtype
-
-  ScriptProgram(
-      const std::shared_ptr<torch::jit::Graph>& graph, std::vector<size_t> numbers, std::vector<size_t> returned, std::vector<Type> types)
-      : code_(graph->copy(), "tarry_step"), numbers_(std::move(numbers)), returned_(std::move(returned)), types_(std::move(types)) {}
-
-  std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const std::vector<c10::IValue>& numbers) const override {
-    torch::jit::Stack stack;
-    stack.reserve(inputs.size() + numbers_.size());
-    for (at::Tensor& input : inputs) {
-      stack.emplace_back(std::move(input));
-    }
-    inputs.clear();
-    for (const size_t index : numbers_) {
-      stack.push_back(numbers.at(index));
-    }
-    torch::jit::InterpreterState(code_).run(stack);
-    const auto tuple = stack.back().toTuple();
-    const auto& results = tuple->elements();
-    std::vector<at::Tensor> outputs(types_.size());
-    for (size_t i = 0; i < returned_.size(); ++i) {
-      at::Tensor& output = outputs[returned_[i]];
-      output = results[i].toTensor();
-      if (!output.defined()) { // kernels leave out some results that meta kernels promise; nothing can depend on them
-        const auto& [sizes, strides, dtype] = types_[returned_[i]];
-        output = at::empty_strided(sizes, strides, dtype);
-      }
-    }
-    return outputs;
-  }
-
- private:
-  torch::jit::Code code_;
-  std::vector<size_t> numbers_;
-  std::vector<size_t> returned_;
-  std::vector<Type> types_; // of the outputs
-};
 
 // A register among the arguments of an operator: ("register", number).
 std::optional<uint32_t> register_in(py::handle argument) {
@@ -75,7 +32,7 @@ void set_argument(LaunchList::Instruction& call, uint32_t index, py::handle argu
     return;
   }
   if (!py::isinstance<py::list>(argument)) {
-    call.arguments.push_back(torch::jit::toIValue(argument, type));
+    call.arguments.push_back(from_python(argument, type));
     return;
   }
   // A list of tensors: filled in at each run.
@@ -85,7 +42,7 @@ void set_argument(LaunchList::Instruction& call, uint32_t index, py::handle argu
     registers = registers || register_in(item);
   }
   if (!registers) {
-    call.arguments.push_back(torch::jit::toIValue(argument, type));
+    call.arguments.push_back(from_python(argument, type));
     return;
   }
   c10::List<at::Tensor> tensors;
@@ -193,12 +150,7 @@ void set_graph(
 
 void bind_program(py::module& m) {
   py::class_<Program, std::shared_ptr<Program>>(m, "Program", "A compiled program that runs without Python.");
-  m.def(
-      "script_program",
-      [](const std::shared_ptr<torch::jit::Graph>& graph, std::vector<size_t> numbers, std::vector<size_t> returned,
-         std::vector<ScriptProgram::Type> types) -> std::shared_ptr<Program> {
-        return std::make_shared<ScriptProgram>(graph, std::move(numbers), std::move(returned), std::move(types));
-      },
+  m.def("script_program", &script_program,
       "A TorchScript graph of tensors, then of numbers, that returns a tuple.");
   py::class_<CapturedProgram, Program, std::shared_ptr<CapturedProgram>>(
       m, "CapturedProgram", "A CUDA graph: see tarry/backends/inductor/capture.py.")
@@ -211,7 +163,7 @@ void bind_program(py::module& m) {
           [](const CapturedProgram& program, std::vector<at::Tensor> inputs, const py::list& numbers) {
             std::vector<c10::IValue> given;
             for (const py::handle number : numbers) {
-              given.push_back(torch::jit::toIValue(number, c10::NumberType::get()));
+              given.push_back(from_python(number, c10::NumberType::get()));
             }
             std::vector<std::optional<at::Tensor>> outputs;
             for (at::Tensor& output : program.run(std::move(inputs), given)) {

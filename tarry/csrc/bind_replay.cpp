@@ -2,11 +2,11 @@
 #include "bind_replay.h"
 
 #include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/jit/python/pybind_utils.h>
 
 #include "generator.h"
 #include "guard.h"
 #include "host_reads.h"
+#include "jit.h"
 #include "numbers.h"
 #include "provenance.h"
 #include "replay.h"
@@ -139,7 +139,7 @@ py::object compare_recorded(
   const bool is_value = difference->kind == Difference::Kind::Value;
   return py::make_tuple(
       kinds[static_cast<size_t>(difference->kind)], describe(*difference->before), describe(*difference->now), difference->argument,
-      is_value ? torch::jit::toPyObject(difference->was) : py::none(), is_value ? torch::jit::toPyObject(difference->is) : py::none());
+      is_value ? to_python(difference->was) : py::none(), is_value ? to_python(difference->is) : py::none());
 }
 
 void bind_guards(py::module& m) {
@@ -213,7 +213,7 @@ void bind_replay(py::module& m) {
           }
           for (const c10::IValue& number : numbers) {
             const bool is_seed = node->op->has(kRandom) && number.isInt() && number.toInt() == node->constants.back().toInt();
-            result.append(is_seed ? py::object(py::none()) : torch::jit::toPyObject(number));
+            result.append(is_seed ? py::object(py::none()) : to_python(number));
           }
         }
         return result;

@@ -1,7 +1,6 @@
 // The native module, as Python sees it.
 #include <ATen/ScalarOps.h>
 #include <torch/csrc/DynamicTypes.h>
-#include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 
@@ -14,6 +13,7 @@
 #include "fault.h"
 #include "hooks.h"
 #include "interpret.h"
+#include "jit.h"
 #include "memory.h"
 #include "outline.h"
 #include "provenance.h"
@@ -230,7 +230,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         const auto numbers = batch.numbers();
         py::list result(numbers.size());
         for (size_t i = 0; i < numbers.size(); ++i) {
-          result[i] = torch::jit::toPyObject(numbers[i]);
+          result[i] = to_python(numbers[i]);
         }
         return result;
       })

@@ -1,12 +1,11 @@
 // Running an operator at once on the real device, and the calls into the Python runtime.
-#include <Python.h>
-#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/object_ptr.h>
 
 #include <algorithm>
 
 #include "generator.h"
+#include "gil.h"
 #include "hooks.h"
 #include "interpret.h"
 #include "provenance.h"
@@ -19,21 +18,13 @@ PyObject* sync_callback = nullptr;
 PyObject* fallback_callback = nullptr;
 PyObject* read_callback = nullptr;
 
-struct Gil {
-  Gil() : state(PyGILState_Ensure()) {}
-  ~Gil() { PyGILState_Release(state); }
-  PyGILState_STATE state;
-};
-
 // Takes over the arguments, and hands out a new reference.
 PyObject* call(PyObject* callback, PyObject* arguments) {
   PyObject* result = callback && arguments ? PyObject_CallObject(callback, arguments) : nullptr;
   Py_XDECREF(arguments);
   if (!result) {
     TORCH_CHECK(callback, "tarry: the runtime is not initialised; import tarry first");
-    python_error error;
-    error.persist();
-    throw error;
+    throw_python_error();
   }
   return result;
 }

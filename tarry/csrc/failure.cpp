@@ -133,4 +133,39 @@ void raise_owed() {
   }
 }
 
+void throw_python_error() {
+  python_error error;
+  error.persist();
+  throw error;
+}
+
+std::exception_ptr caught_exception() {
+  try {
+    throw;
+  } catch (python_error& python) {
+    python.persist(); // takes the error out of the interpreter
+    return std::current_exception();
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+bool is_not_implemented(const std::exception_ptr& error) {
+  const auto matches = [](PyObject* type, const char* message) {
+    pybind11::gil_scoped_acquire gil;
+    return PyErr_GivenExceptionMatches(type, PyExc_NotImplementedError) != 0 || std::string(message).find("get_ctx()") != std::string::npos;
+  };
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::NotImplementedError&) {
+    return true;
+  } catch (const python_error& python) {
+    return matches(python.type, python.what());
+  } catch (const pybind11::error_already_set& python) {
+    return matches(python.type().ptr(), python.what());
+  } catch (...) {
+    return false;
+  }
+}
+
 } // namespace tarry

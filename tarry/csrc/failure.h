@@ -37,6 +37,17 @@ FailurePtr caught_failure(uint32_t lane, const std::string& where);
 // Whether the exception that is being handled ends a program rather than reporting an error: KeyboardInterrupt, SystemExit.
 bool caught_interrupt();
 
+// Errors of Python as C++ exceptions. They are wrapped here because PyTorch's header for them brings pybind11 with it, which takes
+// each source that includes it several seconds to compile.
+//
+// Throws the error that Python has set in this thread. The caller holds the GIL.
+[[noreturn]] void throw_python_error();
+// The exception that is being handled, to be raised later and on any thread.
+std::exception_ptr caught_exception();
+// Whether a kernel raised NotImplementedError, in C++ or in Python, or called get_ctx(). The latter makes sizes that depend on data,
+// which only fake tensors can have; on meta tensors, PyTorch raises an error that names it (2.11, 2.13).
+bool is_not_implemented(const std::exception_ptr& error);
+
 // Keeps a failure for the thread that it belongs to.
 void owe(FailurePtr failure);
 // Raises what another thread has found out about this thread's operators and nothing has raised yet. No lock may be held.

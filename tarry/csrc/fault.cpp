@@ -1,7 +1,9 @@
 #include "fault.h"
 
 #include <c10/util/Exception.h>
-#include <torch/csrc/Exceptions.h>
+
+#include "failure.h"
+#include "gil.h"
 
 namespace tarry {
 namespace fault {
@@ -13,11 +15,9 @@ std::atomic<Fault> armed{Fault::None};
 std::atomic<int64_t> passed{0};
 
 [[noreturn]] void interrupt() {
-  pybind11::gil_scoped_acquire gil;
+  const Gil gil;
   PyErr_SetNone(PyExc_KeyboardInterrupt);
-  python_error error;
-  error.persist();
-  throw error;
+  throw_python_error();
 }
 
 } // namespace

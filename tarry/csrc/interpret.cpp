@@ -4,12 +4,10 @@
 // storage, no other tensor), and into a copy otherwise. So a step that updates parameters in place updates them in place here.
 #include "interpret.h"
 
-#include <Python.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/ScalarOps.h>
 #include <ATen/ops/empty_strided.h>
-#include <torch/csrc/Exceptions.h>
 
 #include <algorithm>
 #include <chrono>
@@ -17,6 +15,7 @@
 #include "ahead.h"
 #include "batch.h"
 #include "fault.h"
+#include "gil.h"
 #include "provenance.h"
 #include "record.h"
 #include "switches.h"
@@ -353,15 +352,10 @@ void Interpreter::check_signals() {
   if (Clock::now() < next_check_) {
     return;
   }
-  PyGILState_STATE gil = PyGILState_Ensure();
-  const bool interrupted = PyErr_CheckSignals() != 0;
-  if (interrupted) {
-    python_error error;
-    error.persist();
-    PyGILState_Release(gil);
-    throw error;
+  const Gil gil;
+  if (PyErr_CheckSignals() != 0) {
+    throw_python_error();
   }
-  PyGILState_Release(gil);
   next_check_ = Clock::now() + std::chrono::milliseconds(50);
 }
 

@@ -2,10 +2,10 @@
 
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>
-#include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/tensor_memoryformats.h>
 
+#include "jit.h"
 #include "outline.h"
 #include "provenance.h"
 
@@ -49,7 +49,7 @@ py::object to_python(const c10::IValue& value, const c10::Argument& argument) {
         break;
     }
   }
-  return torch::jit::toPyObject(value);
+  return tarry::to_python(value);
 }
 
 // Writes one batch down as plain Python data: see tarry/ir/build.py.
@@ -151,8 +151,8 @@ class RawGraph {
   static py::tuple absent() { return py::make_tuple("const", py::none()); }
 
   py::tuple number(const char* kind, const c10::IValue& value) {
-    numbers_.append(torch::jit::toPyObject(value));
-    return py::make_tuple(kind, numbers_.size() - 1, torch::jit::toPyObject(value));
+    numbers_.append(tarry::to_python(value));
+    return py::make_tuple(kind, numbers_.size() - 1, tarry::to_python(value));
   }
 
   py::tuple tensor(const Node& node, int16_t slot, size_t& edge, size_t& constant) {

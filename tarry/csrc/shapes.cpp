@@ -10,7 +10,6 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/strides.h>
-#include <torch/csrc/Exceptions.h>
 
 #include <algorithm>
 #include <numeric>
@@ -346,36 +345,10 @@ std::unique_ptr<Signature> try_on(
     auto signature = describe(probe, results, arguments);
     signature->warnings = std::move(warnings.kept);
     return signature;
-  } catch (python_error& python) {
-    python.persist(); // a Python meta kernel raised; keep the exception with the C++ one
-    error = std::current_exception();
   } catch (...) {
-    error = std::current_exception();
+    error = caught_exception();
   }
   return nullptr;
-}
-
-// Of a kernel in Python: it raised NotImplementedError, or called get_ctx(). That makes sizes that depend on data, which only
-// fake tensors can have; asked for one on meta tensors, PyTorch raises an error that names it (2.11, 2.13).
-bool is_not_implemented(PyObject* type, const char* message) {
-  const PyGILState_STATE gil = PyGILState_Ensure();
-  const bool matches = PyErr_GivenExceptionMatches(type, PyExc_NotImplementedError) != 0;
-  PyGILState_Release(gil);
-  return matches || std::string(message).find("get_ctx()") != std::string::npos;
-}
-
-bool is_not_implemented(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const c10::NotImplementedError&) {
-    return true;
-  } catch (const python_error& python) {
-    return is_not_implemented(python.type, python.what());
-  } catch (const pybind11::error_already_set& python) {
-    return is_not_implemented(python.type().ptr(), python.what());
-  } catch (...) {
-    return false;
-  }
 }
 
 // What the rule in C++ says, if it can tell.

@@ -8,12 +8,12 @@ activation checkpointing. Each part that leans on a private name of PyTorch has 
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 
 import torch
 from torch.utils.backend_registration import generate_methods_for_privateuse1_backend, rename_privateuse1_backend
 
 from tarry.device import checkpoint, module, pickling, printing, storages
+from tarry.device.native import Native
 
 NAME = "tarry"
 
@@ -21,7 +21,7 @@ _installed = False
 
 
 def install(
-    native: ModuleType,
+    native: Native,
     *,
     synchronize: Callable[[], None] | None = None,
 ) -> None:
@@ -42,6 +42,5 @@ def install(
     printing.install()
     pickling.install()
     storages.install(native)
-    if hasattr(native, "set_region"):
-        checkpoint.install(native.set_region)
+    checkpoint.install(native.set_region)
     _installed = True

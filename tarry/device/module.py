@@ -11,10 +11,11 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
+
+from tarry.device.native import Native
 
 DeviceLike = torch.device | str | int | None
 
@@ -22,13 +23,13 @@ DeviceLike = torch.device | str | int | None
 # generators hold their state from the start, and nothing else is waited for.
 _initialized = True
 
-_native: ModuleType
+_native: Native
 _synchronize: Callable[[], None] | None = None
 _seed_backend: Callable[[int], None] = lambda seed: None  # noqa: E731 - replaced when there is a runtime
 _memory_info: Callable[[int], tuple[int, int]] = lambda index: (0, 0)  # noqa: E731 - likewise
 
 
-def bind(native: ModuleType, synchronize: Callable[[], None] | None) -> None:
+def bind(native: Native, synchronize: Callable[[], None] | None) -> None:
     """Connect this module to the native part and to the runtime; called once, by `tarry.device.install`."""
     global _native, _synchronize
     _native = native
@@ -45,7 +46,7 @@ def attach(seed: Callable[[int], None], memory_info: Callable[[int], tuple[int, 
 def _index(device: DeviceLike) -> int:
     """The number of a device given in any of the ways users give it; None is the current one."""
     if device is None:
-        return int(_native.current_device())
+        return _native.current_device()
     if isinstance(device, int):
         index: int | None = device
     else:
@@ -54,7 +55,7 @@ def _index(device: DeviceLike) -> int:
             raise ValueError(f"torch.tarry: expected a tarry device, got {str(given)!r}")
         index = given.index
     if index is None:
-        return int(_native.current_device())
+        return _native.current_device()
     if not 0 <= index < device_count():
         raise ValueError(f"torch.tarry: there is no device 'tarry:{index}', device_count() is {device_count()}")
     return index
@@ -81,18 +82,18 @@ def _lazy_init() -> None:
 
 
 def _is_in_bad_fork() -> bool:
-    return bool(_native.in_bad_fork())
+    return _native.in_bad_fork()
 
 
 # Devices
 
 
 def device_count() -> int:
-    return int(_native.device_count())
+    return _native.device_count()
 
 
 def current_device() -> int:
-    return int(_native.current_device())
+    return _native.current_device()
 
 
 def set_device(device: DeviceLike) -> None:
@@ -201,8 +202,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _get_generator(device: DeviceLike) -> torch.Generator:
-    generator: torch.Generator = _native.default_generator(_index(device))
-    return generator
+    return _native.default_generator(_index(device))
 
 
 def manual_seed(seed: int) -> None:

@@ -8,14 +8,15 @@ around, works on a copy on the host. Private names: `UntypedStorage._swap_data_p
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch.storage import UntypedStorage
 
+from tarry.device.native import Native
 
-def install(native: ModuleType) -> None:
+
+def install(native: Native) -> None:
     """Teach storages of device tarry; those of other devices do as before."""
 
     def swap(original: Callable[..., Any], self: Any, other: Any) -> Any:

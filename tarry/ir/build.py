@@ -21,6 +21,7 @@ from tarry.ir.graph import HERE, Graph, GraphBuilder, Number, NumberKind, Site, 
 from tarry.ir.infer import infer
 from tarry.ir.layout import Layout, TensorType, disjoint
 from tarry.ir.operators import HIDDEN_WRITES, STRIDED_SCATTER, STRIDED_VIEW, Operator, operator
+from tarry.ir.raw import RawArgument, RawGraph, RawLayout, RawNode
 
 _NUMBER_DTYPES: dict[type, torch.dtype] = {
     bool: torch.bool,
@@ -30,13 +31,13 @@ _NUMBER_DTYPES: dict[type, torch.dtype] = {
 }
 
 
-def from_raw(raw: dict[str, Any]) -> Graph:
+def from_raw(raw: RawGraph) -> Graph:
     """The graph that a raw graph of the recorder stands for. Raises IRError if it is inconsistent in itself; whether
     the result is legal is for `verify` to say."""
     return _FromRaw(raw).run()
 
 
-def _layout(raw: Sequence[Any]) -> Layout:
+def _layout(raw: RawLayout) -> Layout:
     dtype, sizes, strides, offset = raw
     return Layout(dtype, tuple(sizes), tuple(strides), offset)
 
@@ -49,7 +50,7 @@ def _constant(value: Any) -> Any:
     return value
 
 
-def _edges(arg: Any) -> list[tuple[int, Layout | None]]:
+def _edges(arg: RawArgument) -> list[tuple[int, Layout | None]]:
     """The edges of a raw tensor or tensor-list argument as (raw value id, layout)."""
     if arg[0] == "edge":
         return [(arg[1], None if arg[2] is None else _layout(arg[2]))]
@@ -59,7 +60,7 @@ def _edges(arg: Any) -> list[tuple[int, Layout | None]]:
 
 
 class _FromRaw:
-    def __init__(self, raw: dict[str, Any]) -> None:
+    def __init__(self, raw: RawGraph) -> None:
         self.raw = raw
         self.builder = GraphBuilder()
         self.values: list[Value | None] = []  # by raw value id
@@ -87,7 +88,7 @@ class _FromRaw:
             ("number", _NUMBER_DTYPES[type(value)]) for value in self.raw["numbers"]
         ]
 
-        def visit(arg: Any) -> None:
+        def visit(arg: RawArgument) -> None:
             if arg[0] == "list":
                 for item in arg[1]:
                     visit(item)
@@ -106,22 +107,19 @@ class _FromRaw:
             raise IRError(f"raw graph: {what} is value {id_}, which no input or earlier node defines")
         return value
 
-    def _arg(self, arg: Any, site: Site | None, region: int) -> Any:
-        kind = arg[0]
-        if kind == "edge":
+    def _arg(self, arg: RawArgument, site: Site | None, region: int) -> Any:
+        if arg[0] == "edge":
             value = self._value(arg[1], "an argument")
             return value if arg[2] is None else self._view(value, _layout(arg[2]), site, region)
-        if kind in ("number", "wrapped", "seed"):
+        if arg[0] == "number" or arg[0] == "wrapped" or arg[0] == "seed":
             return self.numbers[arg[1]]
-        if kind == "none":
+        if arg[0] == "none":
             return None
-        if kind == "list":
+        if arg[0] == "list":
             return tuple(self._arg(item, site, region) for item in arg[1])
-        if kind == "const":
+        if arg[0] == "const":
             return _constant(arg[1])
-        raise IRError(
-            f"raw graph: an argument of kind {kind!r}, which is none of edge, number, wrapped, seed, none, list, const"
-        )
+        raise IRError(f"raw graph: an argument of kind {arg[0]!r}, which RawArgument does not have")
 
     def _view(self, value: Value, layout: Layout, site: Site | None, region: int) -> Value:
         if layout == value.type.at():
@@ -134,7 +132,7 @@ class _FromRaw:
             self.views[key] = view
         return self.views[key]
 
-    def _node(self, node: dict[str, Any]) -> None:
+    def _node(self, node: RawNode) -> None:
         op = node["op"]
         described = operator(op)
         if node["mutated"] and not described.is_mutable:
@@ -167,8 +165,8 @@ class _FromRaw:
         self,
         op: str,
         described: Operator,
-        node: dict[str, Any],
-        raw_args: Sequence[Any],
+        node: RawNode,
+        raw_args: Sequence[RawArgument],
         written: list[tuple[int, Layout | None]],
         fresh_types: Sequence[TensorType | None],
         homes: dict[int, TensorType],
@@ -202,14 +200,14 @@ class _FromRaw:
         return fresh, updated
 
     def _one_by_one(
-        self, op: str, described: Operator, node: dict[str, Any], written: list[tuple[int, Layout | None]]
+        self, op: str, described: Operator, node: RawNode, written: list[tuple[int, Layout | None]]
     ) -> tuple[list[Value | None], dict[int, Value]]:
         """A _foreach operator that was given overlapping tensors updates them in turn, each seeing the one before."""
         before = list(self.values)
         current: dict[int, Value] = {}
         for k in range(len(written)):
-            args = [
-                (arg[0], [arg[1][k]]) if _is_per_tensor(argument.type) and isinstance(arg[1], list) else arg
+            args: list[RawArgument] = [
+                ("list", [arg[1][k]]) if arg[0] == "list" and _is_per_tensor(argument.type) else arg
                 for arg, argument in zip(node["args"], described.arguments, strict=True)
             ]
             _, updated = self._call(op, described, node, args, written[k : k + 1], (), {})

@@ -1,16 +1,17 @@
 """The compiled recorder, as a Python module: `from tarry.native import C`.
 
-The first use in a new environment compiles `tarry/csrc` (about a minute); later ones load the result from the cache.
-Nothing is built by importing this package: only by asking for `C`, so that tools which explain a failed build
-(`tarry doctor`, `python -m tarry.native`) can be imported where the build fails.
+`_C.pyi` declares what is in it. The first use in a new environment compiles `tarry/csrc` (about a minute); later ones
+load the result from the cache. Nothing is built by importing this package: only by asking for `C`, so that tools which
+explain a failed build (`tarry doctor`, `python -m tarry.native`) can be imported where the build fails.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-C: Any  # set on first use, by __getattr__ below
+if TYPE_CHECKING:
+    from tarry.native import _C as C  # noqa: F401 - at run time set on first use, by __getattr__ below
 
 
 def __getattr__(name: str) -> Any:

@@ -21,6 +21,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,7 +39,9 @@ LIBRARIES = ("c10", "torch", "torch_cpu", "torch_python")
 KEPT_LIBRARIES = 16  # per module name: a developer's edits would otherwise fill the disk
 KEPT_OBJECT_DAYS = 14
 _INCLUDE = re.compile(rb'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
-WORTH_PRECOMPILING = 6  # sources: a precompiled header takes as long as three of them, and a second core waits for it
+# pybind11 itself, or a header of torch that includes it.
+_PYBIND = re.compile(rb"^\s*#\s*include\s*<(pybind11|torch/csrc/(utils/pybind|jit/python|Exceptions|\w+/python))", re.M)
+WORTH_PRECOMPILING = 4  # sources: a precompiled header takes as long to make as two or three of them
 
 
 @dataclass(frozen=True)
@@ -47,15 +50,18 @@ class Extension:
 
     full_name: str
     sources: Path
-    shared_header: str = ""
-    """One that most sources include. When many are compiled, it is read once for all of them."""
+    precompiled: str = ""
+    """A header of the headers that most sources include. When many are compiled, it is read once for all of them."""
+    precompiled_python: str = ""
+    """The same for the sources that include pybind11, directly or through the extension's own headers."""
 
     @property
     def name(self) -> str:
         return self.full_name.rpartition(".")[2]
 
 
-TARRY = Extension("tarry.native._tarry_native", Path(__file__).resolve().parent.parent / "csrc", "graph.h")
+_ROOT = Path(__file__).resolve().parent.parent.parent
+TARRY = Extension("tarry.native._C", _ROOT / "tarry/csrc", "precompiled.h", "precompiled_python.h")
 
 
 def _digest(*parts: str | bytes) -> str:
@@ -137,8 +143,17 @@ class Plan:
         """Where the built module is, or will be."""
         return self.directory / f"{self.extension.name}.so"
 
+    def packaged(self) -> str:
+        """Where a wheel has the built module (see _wheel.py): the folder's name is all that it was built from."""
+        package = self.extension.full_name.rpartition(".")[0].replace(".", "/")
+        return f"{package}/prebuilt/{self.source_key}/{self.extension.name}.so"
+
     def find(self) -> Path | None:
-        """The built module, if there is one. Without a compiler, one built by any compiler will do."""
+        """The built module, if there is one: in the package, or in the cache. Without a compiler, one in the cache that
+        any compiler has built will do."""
+        packaged = _ROOT / self.packaged()
+        if packaged.is_file():  # as trustworthy as the Python files beside it
+            return packaged
         try:
             library = self.library
         except NativeBuildError:
@@ -152,6 +167,11 @@ class Plan:
         parts = [part for path in read for part in (path.name.encode(), self.contents[path])]
         digest = _digest(self.environment, self.compiler.version, *parts)
         return self.cache / "objects" / f"{unit.stem}-{digest}.o"
+
+    def precompiled_for(self, unit: Path) -> str:
+        """The header that this source is compiled with if it has been read beforehand; "" if there is none."""
+        uses_python = any(_PYBIND.search(self.contents[path]) for path in self._included(unit, {unit}))
+        return self.extension.precompiled_python if uses_python else self.extension.precompiled
 
     def _included(self, path: Path, seen: set[Path]) -> set[Path]:
         """The file and all that it includes by `#include "..."`, directly or not, of this extension's own sources."""
@@ -299,29 +319,33 @@ def _ninja_file(plan: Plan, objects: dict[Path, Path], stale: list[Path], work: 
         f"  command = {command} -shared $in -o $out {linking}",
         "  description = linking",
     ]
-    users = _users_of_header(plan, stale)
-    if users:
+    headers = _precompiled_headers(plan, stale)
+    for header in sorted(set(headers.values())):
         # GCC takes HEADER.gch for HEADER where it was made with the same flags, and reads HEADER itself otherwise.
-        header = work / "precompiled.h"
-        header.write_text(f'#include "{plan.extension.shared_header}"\n')
-        precompiled = _path(f"{header}.gch")
-        lines += [f"build {precompiled}: precompile {_path(header)}", f"  name = {plan.extension.shared_header}"]
-    for unit in stale:
-        part = work / f"{unit.stem}.part.o"
-        after = f" | {precompiled}" if unit in users else ""
-        lines += [f"build {_path(objects[unit])}: compile {_path(unit)}{after}", f"  name = {unit.name}"]
-        lines += [f"  part = {_word(part)}", f"  header = -include {_word(header)}" if unit in users else "  header ="]
+        copy = work / header
+        copy.write_text(f'#include "{sources / header}"\n')
+        lines += [f"build {_path(f'{copy}.gch')}: precompile {_path(copy)}", f"  name = {header}"]
+    for unit in sorted(stale, key=lambda unit: len(plan.contents[unit]), reverse=True):  # the longest first
+        header = headers.get(unit, "")
+        after = f" | {_path(f'{work / header}.gch')}" if header else ""
+        lines += [
+            f"build {_path(objects[unit])}: compile {_path(unit)}{after}",
+            f"  name = {unit.name}",
+            f"  part = {_word(work / f'{objects[unit].name}.part')}",
+            f"  header = {f'-include {_word(work / header)}' if header else ''}",
+        ]
     inputs = " ".join(_path(objects[unit]) for unit in plan.units)
     lines += [f"build {_path(plan.library.name)}: link {inputs}", ""]
     return "\n".join(lines)
 
 
-def _users_of_header(plan: Plan, stale: list[Path]) -> set[Path]:
-    """The sources that are compiled with the shared header read beforehand: not those that wait longer for pybind11's
-    headers, which can be compiled meanwhile. None if there are too few, or with a compiler that is not GCC."""
-    users = {unit for unit in stale if b"pybind" not in plan.contents[unit]}
-    is_gcc = "clang" not in plan.compiler.version.lower()
-    return users if plan.extension.shared_header and is_gcc and len(users) >= WORTH_PRECOMPILING else set()
+def _precompiled_headers(plan: Plan, stale: list[Path]) -> dict[Path, str]:
+    """Which of the sources are compiled with which header read beforehand. None with a compiler that is not GCC."""
+    if "clang" in plan.compiler.version.lower():
+        return {}
+    chosen = {unit: plan.precompiled_for(unit) for unit in stale}
+    uses = Counter(chosen.values())
+    return {unit: header for unit, header in chosen.items() if header and uses[header] >= WORTH_PRECOMPILING}
 
 
 def _run_ninja(plan: Plan, work: Path, tasks: int, progress: Progress) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from tarry.backends.base import Backend, Batch, PythonNumber
 from tarry.errors import IRError, Unsupported
 from tarry.ir.build import from_raw
 from tarry.ir.graph import Graph
+from tarry.ir.raw import RawGraph
 from tarry.ir.sizes import Symbols
 from tarry.passes.generalize import generalize
 from tarry.passes.pipeline import run
@@ -73,7 +73,7 @@ class SymbolicStep(CompiledStep):
         self.add(self.compile(recording.numbers, make))
 
     @staticmethod
-    def _at(raw: dict[str, Any], stage: str) -> Graph:
+    def _at(raw: RawGraph, stage: str) -> Graph:
         """The graph at the sizes of an exemplar."""
         graph = from_raw(raw)
         breathe()

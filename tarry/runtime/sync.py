@@ -25,6 +25,7 @@ from tarry.backends import registry
 from tarry.backends.base import Backend, Policy, Program, Step
 from tarry.config import COMPILE_POLICIES, config
 from tarry.errors import BackendError, FallbackError, TarryError
+from tarry.ir.raw import RawGraph
 from tarry.runtime.cache import ProgramCache
 from tarry.runtime.closures import StepClosures
 from tarry.runtime.compiles import Compiles
@@ -316,10 +317,10 @@ class Runtime:
                 raise _in_mid_step()
             yield
 
-    def peek(self, tensors: list[torch.Tensor]) -> dict[str, Any]:
+    def peek(self, tensors: list[torch.Tensor]) -> RawGraph:
         """The raw graph behind some tensors."""
         with self._alone():
-            raw: dict[str, Any] = self._native.peek(tensors).raw()
+            raw: RawGraph = self._native.peek(tensors).raw()
             return raw
 
     def _new_step(self, backend: Backend, batch: Any) -> Step:

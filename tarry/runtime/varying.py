@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tarry.backends.base import Batch, PythonNumber, Step
+from tarry.ir.raw import RawGraph
 from tarry.ir.sizes import Polynomial, Symbols, fit
 from tarry.native import C
 from tarry.runtime.steps import Recording, ReferenceStep
@@ -168,7 +169,7 @@ class Family:
         columns = zip(*(example.numbers for example in self.fitted), strict=True)
         return {index for index, column in enumerate(columns) if any(repr(n) != repr(column[0]) for n in column)}
 
-    def describe(self, raw: dict[str, Any], symbols: Symbols) -> str:
+    def describe(self, raw: RawGraph, symbols: Symbols) -> str:
         """What varies, for a line of the log: each symbol by where it comes from, what it was and what it is."""
         assert self.template is not None
         parts = []
@@ -329,7 +330,7 @@ def _is_prime(number: int) -> bool:
 # ---- for people
 
 
-def _whereabouts(raw: dict[str, Any], ranks: Sequence[int], place: int) -> str:
+def _whereabouts(raw: RawGraph, ranks: Sequence[int], place: int) -> str:
     """Where an integer of a step comes from, in words, with the line that uses it first."""
     start = 0
     for position, rank in enumerate(ranks):
@@ -341,7 +342,7 @@ def _whereabouts(raw: dict[str, Any], ranks: Sequence[int], place: int) -> str:
     return "an integer argument"
 
 
-def _line(raw: dict[str, Any], input_: int) -> str:
+def _line(raw: RawGraph, input_: int) -> str:
     def reads(arg: Any) -> bool:
         if arg[0] == "list":
             return any(reads(item) for item in arg[1])
