@@ -17,11 +17,12 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 
 from tarry.backends.base import Backend, PythonNumber, Run
+from tarry.codegen.op_table import facts
 from tarry.ir.graph import HERE, Graph, Node, Number, Value, map_leaves
 from tarry.ir.infer import fresh_results
 from tarry.ir.layout import TensorType
 from tarry.ir.operators import operator, overload
-from tarry.passes.foreach import single, unroll_foreach
+from tarry.passes.foreach import unroll_foreach
 
 Kernel: TypeAlias = Callable[..., Any]
 
@@ -112,7 +113,7 @@ class GeneratedBackend(Backend):
         return isinstance(arg, torch.Tensor)
 
     def _kernel_name(self, op: str) -> str:
-        return op if op in self.kernels else single(op) or op if op.startswith("aten::_foreach_") else op
+        return op if op in self.kernels else facts(op).element or op
 
 
 class _Step:

@@ -19,7 +19,7 @@ from tarry.codegen.emit.python import header
 from tarry.codegen.emit.shapes import emit_shape_imports, emit_shapes, has_shape_function
 from tarry.codegen.model import Backend, LazySchema, Position, Problem
 from tarry.codegen.natives import natives, torch_version
-from tarry.codegen.op_table import OpEntry, recorder_rules
+from tarry.codegen.op_table import OpEntry, operator_rules
 from tarry.codegen.plan import Plan, make_plan
 from tarry.codegen.reading import read_backend
 
@@ -250,12 +250,12 @@ class _Generation:
         """The recorder's rows: of the operators that are listed and of their pure forms."""
         names = {operator.name for operator in self.backend.operators}
         names |= {operator.functional for operator in self.backend.operators if operator.functional}
-        rules = recorder_rules()
+        rules = operator_rules()
         return [rules.entry(natives().by_name[name]) for name in sorted(names)]
 
     def _coverage(self, written: list[KernelSpec]) -> Coverage:
         known = natives()
-        rules = recorder_rules()
+        rules = operator_rules()
         kernels = {spec.schema.name for spec in (*self.plan.generated, *written)}
         functional = {}
         for name, function in known.by_name.items():

@@ -1,9 +1,10 @@
-"""The table of operators that the recorder registers, for the torch version at hand.
+"""The one table of what tarry knows about operators, for the torch version at hand.
 
 PyTorch knows over three thousand operators. The recorder wants the *leaves*: those that a backend has to carry out. The
 others decompose into leaves by themselves (CompositeImplicit), are views that only touch metadata, or are factories and
 conversions that PyTorch writes in terms of `empty` and a leaf. torchgen's model tells which is which; what it does not
-tell is in `tarry.yaml`, beside this file.
+tell is in `tarry.yaml`, beside this file. The recorder gets a row's facts as bits (csrc/operator.h); passes and
+backends look rows up by `facts()`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,14 +35,27 @@ class Kind(StrEnum):
     VIEW = "view"  # PyTorch's own kernel makes another tensor over the same storage
     KERNEL = "kernel"  # csrc/kernels.cpp has a kernel for it
     UNSUPPORTED = "unsupported"  # of a layout that tarry does not have (sparse, nested, quantized)
+    GRAPH = "graph"  # it exists in graphs only
+    UNLISTED = "unlisted"  # not in the table: a custom operator
+
+
+class Fails(StrEnum):
+    """When a call that was recorded can fail, once it runs."""
+
+    NEVER = "never"
+    ON_NUMBERS = "on numbers"  # a CPU's are checked when the call is recorded
+    ON_INTEGERS = "on integers"  # a division by zero, a negative power
+    ON_INDEX = "on an index"  # on a CUDA device the kernel checks it: that ends all work there, and is no exception
+    ON_DATA = "on data"
 
 
 @dataclass(frozen=True, slots=True)
 class OpEntry:
-    """One operator of PyTorch and how the recorder treats it. `flags` are the bits of csrc/operator.h."""
+    """What tarry knows about one operator. `flags` are the bits of csrc/operator.h."""
 
     name: str  # "aten::add.Tensor", or "aten::mm" for the default overload
     kind: Kind
+    fails: Fails = Fails.ON_DATA
     in_place: bool = False
     out: bool = False
     random: bool = False  # draws random numbers
@@ -48,30 +63,36 @@ class OpEntry:
     overwrites: bool = False  # writes all of its mutable arguments without reading them
     shape_from_numbers: bool = False
     pointwise: bool = False
+    scatters: bool = False  # gives a copy of its first argument with some elements replaced
+    rounds_numbers: bool = False  # to the tensors' dtype, before it computes with them
+    on_lists: bool = False
+    element: str | None = None  # of an operator on lists: the operator that it applies to each element, if there is one
+    index_arguments: tuple[int, ...] = ()  # those that decide, with the sizes of the first, whether an index is right
     mutable_arguments: tuple[str, ...] = ()
     flags: int = 0
 
+    @property
+    def is_custom(self) -> bool:
+        """Whether it is neither PyTorch's nor ours: nothing is known about it, and it may fail."""
+        return self.kind is Kind.UNLISTED
+
 
 @dataclass(frozen=True)
-class RecorderRules:
-    """What `tarry.yaml` says. Names of operators are without their overload, except in `kernels`, `leaves` and
-    `overwrites`."""
+class OperatorRules:
+    """What `tarry.yaml` says. Names of operators are without their overload, except in `kernels`, `outside_graphs`,
+    `leaves` and the column `overwrites`; in `fails`, they may be either."""
 
     kernels: frozenset[str]
     outside_graphs: frozenset[str]
     decompose: frozenset[str]
     leaves: frozenset[str]
-    unsupported: tuple[str, ...]
-    overwrites: frozenset[str]
-    mask_indices: frozenset[str]
-    takes_host_indices: frozenset[str]
-    random: frozenset[str]
-    shape_from_numbers: frozenset[str]
-    shape_from_device: frozenset[str]
-    contents_decide: frozenset[str]
-    checks_numbers: frozenset[str]
-    products: frozenset[str]
-    dynamic: frozenset[str]
+    factories: frozenset[str]
+    unsupported: frozenset[str]
+    non_native: tuple[str, ...]
+    fails: Mapping[str, Fails]
+    index_arguments: Mapping[str, tuple[int, ...]]
+    elements: Mapping[str, tuple[str | None, ...]]
+    columns: Mapping[str, frozenset[str]]
 
     def kind(self, function: NativeFunction) -> Kind:
         name, base = str(function.func.name), str(function.func.name.name)
@@ -83,44 +104,77 @@ class RecorderRules:
             return Kind.VIEW
         if base in self.decompose or name in self.decompose:
             return Kind.DECOMPOSE
-        if function.has_composite_explicit_autograd_kernel and _is_factory(function, base):
+        if function.has_composite_explicit_autograd_kernel and self._is_factory(function, base):
             return Kind.DECOMPOSE
-        if base.startswith(self.unsupported):
-            return Kind.UNSUPPORTED
-        return Kind.RECORD
+        return Kind.UNSUPPORTED if _form(function) in self.unsupported else Kind.RECORD
+
+    def _is_factory(self, function: NativeFunction, base: str) -> bool:
+        if function.func.is_out_fn():
+            return False
+        has_tensor = any(argument.type.is_tensor_like() for argument in function.func.arguments.flat_all)
+        return not has_tensor or base in self.factories
+
+    def _fails(self, function: NativeFunction, random: bool) -> Fails:
+        """A row's name comes before its form, and both before torchgen's tags."""
+        for name in (str(function.func.name), _form(function)):
+            if name in self.fails:
+                return self.fails[name]
+        pointwise = "pointwise" in function.tags and not random
+        return Fails.NEVER if pointwise or function.is_view_op else Fails.ON_DATA
+
+    def _element(self, function: NativeFunction) -> str | None:
+        forms = self.elements.get(_form(function), (None,))
+        arguments = function.func.arguments.flat_positional
+        if len(forms) == 1 or not arguments[-1].type.is_tensor_like():
+            found = forms[min(1, len(forms) - 1)]
+        else:
+            found = forms[0 if arguments[0].type.is_tensor_like() else 2]
+        return found and f"aten::{found}"
 
     def entry(self, function: NativeFunction) -> OpEntry:
-        """How the recorder treats one native function."""
-        name, base = str(function.func.name), str(function.func.name.name)
+        """What is known about one native function."""
+        name, base, form = str(function.func.name), str(function.func.name.name), _form(function)
         kind = str(function.func.kind().name)
-        random = "nondeterministic_seeded" in function.tags or base in self.random
+        of = {column: base in names for column, names in self.columns.items()}
+        random = "nondeterministic_seeded" in function.tags or of["random"]
         tagged = bool({"dynamic_output_shape", "data_dependent_output"} & function.tags)
-        dynamic = (tagged or base in self.dynamic) and base not in self.mask_indices
-        overwrites = name in self.overwrites or kind == "out"
+        dynamic = (tagged or of["dynamic"]) and not of["mask_indices"]
+        overwrites = name in self.columns["overwrites"] or kind == "out"
         pointwise = "pointwise" in function.tags
+        fails = self._fails(function, random)
         bits = (  # in the order of csrc/operator.h's OperatorFlags
             random,
             dynamic,
             overwrites,
-            base in self.shape_from_numbers,
-            base in self.mask_indices,
-            base in self.takes_host_indices,
-            base in self.shape_from_device,
-            base not in self.contents_decide,
+            of["shape_from_numbers"],
+            of["mask_indices"],
+            of["takes_host_indices"],
+            of["shape_from_device"],
+            not of["contents_decide"],
             pointwise,
-            base in self.checks_numbers,
-            base in self.products,
+            of["checks_numbers"],
+            of["products"],
+            fails is Fails.NEVER,
+            fails is Fails.ON_INTEGERS,
+            fails is Fails.ON_INDEX,
+            fails is Fails.ON_NUMBERS,
         )
         return OpEntry(
             name=f"aten::{name}",
             kind=self.kind(function),
+            fails=fails,
             in_place=kind == "inplace",
             out=kind == "out",
             random=random,
             dynamic=dynamic,
             overwrites=overwrites,
-            shape_from_numbers=base in self.shape_from_numbers,
+            shape_from_numbers=of["shape_from_numbers"],
             pointwise=pointwise,
+            scatters=form in self.columns["scatters"],
+            rounds_numbers=form in self.columns["rounds_numbers"],
+            on_lists=form in self.elements,
+            element=self._element(function) if kind == "functional" else None,
+            index_arguments=self.index_arguments.get(form, ()),
             mutable_arguments=tuple(
                 argument.name
                 for argument in function.func.arguments.flat_all
@@ -129,37 +183,44 @@ class RecorderRules:
             flags=sum(1 << i for i, bit in enumerate(bits) if bit),
         )
 
+    def graph_entry(self, name: str) -> OpEntry:
+        """What is known about an operator of ours, which no program calls."""
+        scatters = name in self.columns["scatters"]
+        return OpEntry(f"tarry::{name}", Kind.GRAPH, self.fails.get(name, Fails.ON_DATA), scatters=scatters)
 
-def _is_factory(function: NativeFunction, base: str) -> bool:
-    if function.func.is_out_fn():
-        return False
-    has_tensor = any(argument.type.is_tensor_like() for argument in function.func.arguments.flat_all)
-    return not has_tensor or base.endswith("_like") or base.startswith("new_")
+
+def _form(function: NativeFunction) -> str:
+    """The name that an operator shares with its writing forms: `add` of add.Tensor, add_.Tensor and add.out."""
+    return str(function.func.name.name.base)
 
 
 @functools.cache
-def recorder_rules() -> RecorderRules:
+def operator_rules() -> OperatorRules:
     """tarry's own rules."""
     import yaml
 
     content: dict[str, Any] = yaml.load(RULES_FILE.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    recorder = content["recorder"]
-    return RecorderRules(
+    rules = content["operators"]
+    lists = ("outside_graphs", "decompose", "leaves", "factories", "unsupported")
+    return OperatorRules(
         kernels=frozenset(content["supported"]),
-        outside_graphs=frozenset(recorder["outside_graphs"]),
-        decompose=frozenset(recorder["decompose"]),
-        leaves=frozenset(recorder["leaves"]),
-        unsupported=tuple(recorder["unsupported"]),
-        **{name: frozenset(operators) for name, operators in recorder["flags"].items()},
+        non_native=tuple(entry["func"].partition("(")[0] for entry in content["non_native"]),
+        **{name: frozenset(rules[name]) for name in lists},
+        # The later ones count: `div` is pointwise and fails on integers.
+        fails={name: Fails[column.upper()] for column, names in rules["fails"].items() for name in names},
+        index_arguments={name: tuple(positions) for name, positions in rules["index_arguments"].items()},
+        elements={name: tuple(forms) for name, forms in rules["elements"].items()},
+        columns={column: frozenset(names) for column, names in rules["columns"].items()},
     )
 
 
 def make_table() -> list[OpEntry]:
-    """The entries of all native functions of the installed torch, by name."""
+    """The entries of all native functions of the installed torch and of our own operators, by name."""
     from tarry.codegen.natives import natives
 
-    rules = recorder_rules()
-    return sorted((rules.entry(function) for function in natives().by_name.values()), key=lambda entry: entry.name)
+    rules = operator_rules()
+    rows = [rules.entry(function) for function in natives().by_name.values()]
+    return sorted([*rows, *map(rules.graph_entry, rules.non_native)], key=lambda entry: entry.name)
 
 
 def load_table(cache: Path) -> list[OpEntry]:
@@ -170,15 +231,33 @@ def load_table(cache: Path) -> list[OpEntry]:
     path = cache / f"operators-{hashlib.sha256(source).hexdigest()[:16]}.json"
     try:
         with trust.open_file(path) as descriptor, open(descriptor, encoding="utf-8", closefd=False) as file:
-            rows = json.load(file)
-        return [
-            OpEntry(**{**row, "kind": Kind(row["kind"]), "mutable_arguments": tuple(row["mutable_arguments"])})
-            for row in rows
-        ]
+            return _remember([_row(values) for values in json.load(file)])
     except (OSError, ValueError, TypeError, KeyError):
         pass  # absent or damaged: made anew
     table = make_table()
     with suppress(OSError):  # the next process makes it again
         trust.make_folder(cache)
-        trust.write_file(path, json.dumps([asdict(row) for row in table]).encode())
+        trust.write_file(path, json.dumps([astuple(row) for row in table]).encode())
+    return _remember(table)
+
+
+_KINDS, _FAILS = {str(kind): kind for kind in Kind}, {str(when): when for when in Fails}
+_rows: dict[str, OpEntry] = {}  # what facts() looks up; filled once
+
+
+def _row(values: list[Any]) -> OpEntry:
+    name, kind, fails, *rest = values
+    columns: list[Any] = [tuple(value) if isinstance(value, list) else value for value in rest]
+    return OpEntry(name, _KINDS[kind], _FAILS[fails], *columns)
+
+
+def _remember(table: list[OpEntry]) -> list[OpEntry]:
+    _rows.update((row.name, row) for row in table)
     return table
+
+
+def facts(name: str) -> OpEntry:
+    """The row of an operator. One that is not in the table, a custom operator, may fail."""
+    if not _rows:
+        _remember(make_table())
+    return _rows.get(name) or OpEntry(name, Kind.UNLISTED)

@@ -12,7 +12,7 @@ from tarry.codegen.emit.nodes import NodeOptions, emit_nodes
 from tarry.codegen.emit.torchscript import emit_lowerings
 from tarry.codegen.model import LazySchema
 from tarry.codegen.natives import natives
-from tarry.codegen.op_table import RULES_FILE, Kind, recorder_rules
+from tarry.codegen.op_table import RULES_FILE, Kind, operator_rules
 from tarry.codegen.reading import load_backend
 from tarry.codegen.schema import Rejected, lazy_type, native_schema
 from tarry.codegen.shards import shard
@@ -34,7 +34,7 @@ def own_modules() -> dict[str, str]:
 def _lowered(nodes: Iterable[LazySchema]) -> list[LazySchema]:
     """The leaf operators, and what lowerings of them are made of besides: views, and what decomposes on the device."""
     found = {schema.name: schema for schema in nodes}
-    rules = recorder_rules()
+    rules = operator_rules()
     for name, function in natives().by_name.items():
         try:
             for ret in function.func.returns:

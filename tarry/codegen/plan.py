@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tarry.codegen.emit.kernels import KernelSpec
 from tarry.codegen.model import Backend, BackendOperator, LazySchema, Section
 from tarry.codegen.natives import Natives, natives
-from tarry.codegen.op_table import Kind, RecorderRules, recorder_rules
+from tarry.codegen.op_table import Kind, OperatorRules, operator_rules
 from tarry.codegen.schema import Rejected, native_schema
 
 
@@ -25,11 +25,11 @@ class Plan:
 
 def make_plan(backend: Backend) -> Plan:
     """The kernels that a backend needs."""
-    return _Planner(natives(), recorder_rules()).plan(backend)
+    return _Planner(natives(), operator_rules()).plan(backend)
 
 
 class _Planner:
-    def __init__(self, known: Natives, rules: RecorderRules) -> None:
+    def __init__(self, known: Natives, rules: OperatorRules) -> None:
         self.natives = known
         self.rules = rules
         self.never_called: dict[str, str] = {}

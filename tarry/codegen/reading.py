@@ -23,7 +23,7 @@ from tarry.codegen.model import (
 from tarry.codegen.naming import with_distinct_names
 from tarry.codegen.natives import Natives, dispatch_keys, is_device_key, natives
 from tarry.codegen.non_native import read_non_native
-from tarry.codegen.op_table import RULES_FILE, Kind, recorder_rules
+from tarry.codegen.op_table import RULES_FILE, Kind, operator_rules
 from tarry.codegen.schema import (
     Rejected,
     class_name,
@@ -49,7 +49,7 @@ _NAMES = {
 
 _SWITCHES = ("use_out_as_primary", "device_guard")
 KEYS = (*_TEXTS, *_SWITCHES, *(str(section) for section in Section), "non_native")
-"""Every key of a YAML: those of PyTorch's two generators. Tarry's own file has `recorder` besides."""
+"""Every key of a YAML: those of PyTorch's two generators. Tarry's own file has `operators` besides."""
 
 
 class BackendYamlError(Exception):
@@ -137,7 +137,7 @@ class _Reader:
         if key in first:
             self.error(position, f'the key "{key}" is there twice; first in line {first[key].line}', "Join the two.")
             return key
-        if key in KEYS or (key == "recorder" and self._is_own):
+        if key in KEYS or (key == "operators" and self._is_own):
             return key
         near = difflib.get_close_matches(key.lower().replace("-", "_"), KEYS, n=1)
         hint = f'Did you mean "{near[0]}"?' if near else _known_keys()
@@ -153,7 +153,7 @@ class _Reader:
                 found = source.describe(value)
                 self.error(self._place(key_node, value), f'"{key}" is true or false, not {found}')
             self.values[key] = bool(switch)
-        elif key == "recorder":
+        elif key == "operators":
             self.values[key] = value
         elif source.is_null(value):
             pass  # a list whose entries are all commented out
@@ -212,7 +212,7 @@ class _Reader:
             self.error(position, '"*" under full_codegen is only for the file of tarry itself', "List the operators.")
             return
         listed = {entry.name for entries in self.entries.values() for entry in entries}
-        rules = recorder_rules()
+        rules = operator_rules()
         for name, function in self.natives.by_name.items():
             if name not in listed and rules.kind(function) is Kind.RECORD and _has_node(function):
                 self.entries[Section.FULL_CODEGEN].append(Entry(name, Section.FULL_CODEGEN, position, function))

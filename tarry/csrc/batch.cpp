@@ -61,6 +61,7 @@ void gather(Batch& batch) {
   for (const NodePtr& node : batch.order) {
     node->first_slot = batch.slots;
     batch.slots += static_cast<uint32_t>(node->outputs());
+    batch.may_fail = batch.may_fail || node->may_fail;
   }
   for (const Root& root : batch.roots) {
     batch.key = mix(mix(batch.key, root.node->hash), root.output);

@@ -25,6 +25,7 @@ struct Batch : std::enable_shared_from_this<Batch> {
   Hash128 key;
   std::vector<NodePtr> order; // in program order, leaves among them
   std::vector<Root> roots; // in program order of their nodes
+  bool may_fail = false; // one of its nodes may, on data
   bool replayed = false; // the nodes are a replay's own (replay.h): the recorder will not come across them again
   uint32_t lane = 0; // of a replay: the thread that called it, whichever recorded its nodes
   std::shared_ptr<Flight> flight; // what was computed ahead for this batch, perhaps

@@ -19,17 +19,50 @@ Owed& owed() {
   return *instance;
 }
 
-// An exception of Python's that can be raised again: `restore()` empties a python_error, so each raise copies it.
+namespace py = pybind11;
+
+// Lets go of the frames that an exception has passed through, and with them of all that their variables hold: a failure may be
+// kept for as long as the tensors that it left behind. What the traceback says becomes a note.
+void forget_frames(const py::object& value, const std::string& where) {
+  const auto format = py::module_::import("traceback").attr("format_tb");
+  const auto lines = py::str("").attr("join")(format(value.attr("__traceback__"))).cast<std::string>();
+  value.attr("add_note")(lines.empty() ? where : where + "\n" + lines);
+  for (py::object at = value; !at.is_none() && !at.attr("__traceback__").is_none();) {
+    at.attr("__traceback__") = py::none();
+    at = at.attr("__cause__").is_none() ? at.attr("__context__") : at.attr("__cause__");
+  }
+}
+
 std::exception_ptr as_python_error(const std::string& where) {
   python_error error;
   error.persist();
-  pybind11::gil_scoped_acquire gil;
-  if (error.value) {
-    PyObject* noted = PyObject_CallMethod(error.value, "add_note", "s", where.c_str());
-    Py_XDECREF(noted);
-    PyErr_Clear();
+  py::gil_scoped_acquire gil;
+  PyErr_NormalizeException(&error.type, &error.value, &error.traceback);
+  if (error.traceback) {
+    PyException_SetTraceback(error.value, error.traceback);
+    Py_CLEAR(error.traceback);
+  }
+  try {
+    forget_frames(py::reinterpret_borrow<py::object>(error.value), where);
+  } catch (py::error_already_set&) { // an exception class that refuses: it keeps its frames
   }
   return std::make_exception_ptr(error);
+}
+
+// Raises a copy: whoever catches it has an exception with a traceback of its own. Under the GIL.
+[[noreturn]] void raise_copy(const python_error& found) {
+  py::object raised = py::reinterpret_borrow<py::object>(found.value);
+  try {
+    const py::object made = raised.attr("__class__").attr("__new__")(raised.attr("__class__"), *raised.attr("args"));
+    made.attr("__dict__").attr("update")(raised.attr("__dict__"));
+    made.attr("__cause__") = raised.attr("__cause__");
+    raised = made;
+  } catch (py::error_already_set&) { // it cannot be copied, and is raised itself
+  }
+  PyErr_SetObject(found.type, raised.ptr());
+  python_error fresh;
+  fresh.persist();
+  throw fresh;
 }
 
 } // namespace
@@ -39,7 +72,8 @@ void Failure::raise() const {
   try {
     std::rethrow_exception(error);
   } catch (const python_error& found) {
-    throw python_error(found);
+    py::gil_scoped_acquire gil;
+    raise_copy(found);
   }
 }
 

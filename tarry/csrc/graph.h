@@ -87,6 +87,7 @@ struct Node final : c10::intrusive_ptr_target {
   uint32_t site = 0;
   int32_t region = 0; // of activation recomputation; 0 outside
   uint32_t lane = 0; // the thread that recorded it (failure.h)
+  bool may_fail = false; // on data, itself or something that flows in; a leaf does not
   bool discarded = false; // stands for contents that were dropped uncomputed, because an operator overwrites all of them
   c10::SmallVector<Edge, 3> edges;
   c10::SmallVector<c10::IValue, 4> constants; // non-tensor arguments and wrapped numbers in schema order, then the seed if random

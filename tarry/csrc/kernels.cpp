@@ -277,7 +277,11 @@ at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) 
   TORCH_CHECK_NOT_IMPLEMENTED(
       source.layout() == at::kStrided,
       "tarry supports strided (dense) tensors only, not ", source.layout(), ". Call .to_dense() before .to(\"tarry\").");
-  if (storage->home->describes(self.unsafeGetTensorImpl())) {
+  const bool may_be_taken_back = [storage] {
+    std::lock_guard<std::mutex> guard(storage->state->mutex);
+    return tarry::may_be_taken_back(*storage->state) && storage->contents() != Contents::Uninitialised;
+  }();
+  if (storage->home->describes(self.unsafeGetTensorImpl()) && !may_be_taken_back) {
     mark_used();
     const Layout* home = storage->home;
     at::Tensor real = at::empty_strided(home->sizes, home->strides, at::TensorOptions().dtype(home->dtype).device(real_device(storage->state->index)));

@@ -39,6 +39,11 @@ enum OperatorFlags : uint32_t {
   kPointwise = 1u << 8,
   kChecksNumbers = 1u << 9, // refuses some numbers
   kProduct = 1u << 10, // made of products, whose precision is a global switch
+  // When a call that was recorded can fail, once it runs. None of these: on data, as every operator that is not in the table.
+  kNeverFails = 1u << 11,
+  kFailsOnIntegers = 1u << 12, // a division by zero, a negative power
+  kFailsOnIndex = 1u << 13, // on a CUDA device the kernel checks it, which is no exception
+  kFailsOnNumbers = 1u << 14, // those for a CPU are checked when the call is recorded
   kListed = 1u << 15, // it is in the table
   kForcedEager = 1u << 16, // the user wants it run eagerly (tarry.config.force_fallback)
 };

@@ -4,6 +4,7 @@
 #include <c10/core/AutogradState.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 
 #include "ahead.h"
@@ -20,6 +21,8 @@ namespace {
 
 std::atomic<uint32_t> max_pending{100000};
 thread_local int32_t current_region = 0;
+// Per device, the last epoch in which this thread has recorded something that may fail.
+thread_local std::array<uint64_t, kMaxDevices> epochs_with_failures{};
 
 NodePtr take_candidate(DeviceState& state, uint32_t position) {
   return position < state.history.size() ? std::move(state.history[position]) : NodePtr();
@@ -183,16 +186,52 @@ void check_once(Scan& scan, c10::ArrayRef<c10::IValue> arguments, std::unique_lo
   state.checked.insert(key);
 }
 
-// What is about to be overwritten need not be computed.
-bool is_overwritten(const Scan& scan, const TensorArgument& argument) {
-  return argument.is_mutable && scan.op.has(kOverwrites) && !argument.view &&
-      (argument.storage->value.node || argument.storage->failure);
+bool may_fail_on(c10::Device device, const Operator& op) {
+  return !op.has(kNeverFails) && !(op.has(kFailsOnIndex) && device.is_cuda()) && !(op.has(kFailsOnNumbers) && device.is_cpu());
+}
+
+// Whether the call itself may fail on data.
+bool may_fail(const Scan& scan, const Signature& signature) {
+  const Operator& op = scan.op;
+  if (C10_LIKELY(op.has(kNeverFails))) {
+    return false;
+  }
+  if (op.has(kFailsOnIntegers)) {
+    const auto is_integer = [](c10::ScalarType dtype) { return c10::isIntegralType(dtype, /*includeBool=*/false); };
+    return std::any_of(signature.fresh.begin(), signature.fresh.end(), [&](const Layout* made) { return is_integer(made->dtype); }) ||
+        std::any_of(scan.tensors.begin(), scan.tensors.end(), [&](const TensorArgument& argument) {
+             return argument.is_mutable && is_integer(argument.storage->home->dtype);
+           });
+  }
+  return may_fail_on(real_device(scan.state->index), op);
+}
+
+// Whether a write may fail, or have to be taken back because something before it fails. Then the contents from before must be there:
+// those of this epoch if that something was recorded in it, and of an earlier one, which is still pending, in any case.
+bool keeps_old_contents(const Scan& scan, const Value& old) {
+  const DeviceState& state = *scan.state;
+  if (old.node->epoch != state.epoch && (!is_aloft(state, old) || state.voyage->batch->may_fail)) {
+    return true;
+  }
+  return epochs_with_failures[state.index] == state.epoch || may_fail_on(real_device(state.index), scan.op) ||
+      std::any_of(scan.tensors.begin(), scan.tensors.end(), [](const TensorArgument& argument) {
+           return argument.storage->value.node && argument.storage->value.node->may_fail;
+         });
+}
+
+// Whether the old contents of an argument need not be computed: all of it is overwritten, and no failure brings them back.
+bool is_discarded(const Scan& scan, const TensorArgument& argument) {
+  if (C10_LIKELY(!argument.is_mutable || !scan.op.has(kOverwrites) || argument.view)) {
+    return false;
+  }
+  const Value& old = argument.storage->value;
+  return old.node ? !keeps_old_contents(scan, old) : argument.storage->failure != nullptr;
 }
 
 // The failure of an argument that would be read, if there is one. Under the lock.
 FailurePtr failed_argument(const Scan& scan) {
   for (const TensorArgument& argument : scan.tensors) {
-    if (C10_UNLIKELY(argument.storage->failure != nullptr) && !is_overwritten(scan, argument)) {
+    if (C10_UNLIKELY(argument.storage->failure != nullptr) && !is_discarded(scan, argument)) {
       return argument.storage->failure;
     }
   }
@@ -206,7 +245,7 @@ const char* why_cut(const Scan& scan) {
     return "node cap";
   }
   const bool reads_pending = std::any_of(scan.tensors.begin(), scan.tensors.end(), [&](const TensorArgument& argument) {
-    return argument.storage->value.node && !is_overwritten(scan, argument);
+    return argument.storage->value.node && !is_discarded(scan, argument);
   });
   return over_budget(state, reads_pending) ? "memory cap" : nullptr;
 }
@@ -216,7 +255,7 @@ bool reads_aloft(const Scan& scan) {
   const DeviceState& state = *scan.state;
   return C10_UNLIKELY(state.voyage != nullptr) &&
       std::any_of(scan.tensors.begin(), scan.tensors.end(), [&](const TensorArgument& argument) {
-           return is_aloft(state, argument.storage->value) && !is_overwritten(scan, argument);
+           return is_aloft(state, argument.storage->value) && !is_discarded(scan, argument);
          });
 }
 
@@ -266,16 +305,18 @@ NodePtr make_node(Scan& scan, const Signature* signature, uint32_t site, Graveya
   DeviceState& state = *scan.state;
   c10::SmallVector<Edge, 3> edges;
   Hash128 hash = scan.hash;
+  bool may_fail = tarry::may_fail(scan, *signature);
   for (const TensorArgument& argument : scan.tensors) {
     Value value;
     const TarryStorage& storage = *argument.storage;
-    if (is_overwritten(scan, argument) && storage.leaf && storage.leaf_epoch == state.epoch && storage.leaf->leaf_layout == storage.home) {
-      value = {storage.leaf, 0}; // if the operator fails, the storage has the contents from before this step
-    } else if (is_overwritten(scan, argument)) {
-      value = {empty_node(state, argument.storage->home, /*discarded=*/true, graveyard), 0};
-    } else {
+    if (C10_LIKELY(!is_discarded(scan, argument))) {
       value = current_value(argument.storage, graveyard);
+    } else if (storage.leaf && storage.leaf_epoch == state.epoch && storage.leaf->leaf_layout == storage.home) {
+      value = {storage.leaf, 0}; // if memory runs out, the storage has the contents from before this step
+    } else {
+      value = {empty_node(state, argument.storage->home, /*discarded=*/true, graveyard), 0};
     }
+    may_fail = may_fail || value.node->may_fail;
     if (!value.node->site) {
       value.node->site = site; // an uninitialised storage is allocated where it is first used
     }
@@ -321,6 +362,10 @@ NodePtr make_node(Scan& scan, const Signature* signature, uint32_t site, Graveya
   node->position = position;
   node->site = site;
   node->lane = current_lane();
+  node->may_fail = may_fail;
+  if (may_fail) {
+    epochs_with_failures[state.index] = state.epoch;
+  }
   uint32_t output = static_cast<uint32_t>(signature->fresh.size());
   for (const Mutation& mutation : node->mutations) {
     set_pending(scan.tensors[mutation.edge].storage, node, output++, graveyard);
@@ -500,6 +545,10 @@ void record(const Operator& op, torch::jit::Stack* stack) {
 
 void set_max_pending(uint32_t nodes) {
   max_pending = nodes;
+}
+
+bool may_be_taken_back(const DeviceState& state) {
+  return epochs_with_failures[state.index] == state.epoch || (state.voyage && state.voyage->batch->may_fail);
 }
 
 int32_t set_region(int32_t region) {

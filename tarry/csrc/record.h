@@ -24,6 +24,9 @@ std::unique_ptr<Signature> infer_signature(const Operator& op, c10::ArrayRef<c10
 void set_max_pending(uint32_t nodes);
 void set_small_call(int64_t elements); // calls up to this size may be tried on the real kernel to learn of errors
 void set_forced_eager(const std::vector<std::string>& names);
+// Whether something of this thread's may still fail that was recorded before: a write must then be one that can be taken back.
+// Under the lock.
+bool may_be_taken_back(const DeviceState& state);
 int32_t set_region(int32_t region); // returns the previous one of this thread
 
 } // namespace tarry

@@ -93,6 +93,8 @@ NodePtr copy_node(const Node& node) {
   copy->mutations = node.mutations;
   copy->leaf_layout = node.leaf_layout;
   copy->first_slot = node.first_slot;
+  copy->may_fail = node.may_fail;
+  copy->discarded = node.discarded;
   return copy;
 }
 
@@ -113,6 +115,7 @@ std::shared_ptr<Batch> copy_batch(const Batch& batch) {
   copy->key = batch.key;
   copy->slots = batch.slots;
   copy->replaces = batch.replaces;
+  copy->may_fail = batch.may_fail;
   copy->replayed = true;
   std::vector<NodePtr> copies(batch.slots + 1); // by first slot
   for (const NodePtr& node : batch.order) {

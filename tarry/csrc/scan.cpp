@@ -86,7 +86,8 @@ static c10::IValue wrapped_number(const at::Tensor& tensor) {
 
 static double magnitude(const c10::IValue& value) {
   if (value.isDouble()) {
-    return std::abs(value.toDouble()); // of not-a-number, which every floating dtype holds: comparisons are false
+    const double number = std::abs(value.toDouble());
+    return std::isnan(number) ? std::numeric_limits<double>::infinity() : number; // no integer is either
   }
   if (value.isInt()) {
     return std::abs(static_cast<double>(value.toInt()));

@@ -87,6 +87,7 @@ struct Probe {
   std::vector<size_t> argument_of; // the position of each in the schema
   size_t current_argument = 0;
   bool declares_views = false;
+  std::optional<int64_t> ignored; // an index that is right whatever the sizes are (nll_loss)
 
   at::Tensor stand_in(const at::Tensor& tensor, bool mutable_argument) {
     const bool wrapped = tensor.unsafeGetTensorImpl()->is_wrapped_number();
@@ -146,6 +147,8 @@ struct Probe {
       const at::Tensor mask = at::zeros({tensor.numel()}, tensor.options());
       mask.narrow(0, 0, std::min(form.chosen, tensor.numel())).fill_(1);
       tensor.copy_(mask.view(tensor.sizes()));
+    } else if (ignored && dtype == at::kLong) {
+      tensor.fill_(*ignored);
     } else if (form.ones || (op.has(kPointwise) && c10::isIntegralType(tensor.scalar_type(), true))) {
       tensor.fill_(1);
     } else if (tensor.is_cpu() && !form.shared) {
@@ -209,6 +212,11 @@ struct Probe {
     PlainDispatch plain;
     if (form.shared) {
       for_each_tensor(op, arguments, [&](const at::Tensor& tensor, bool /*is_mutable*/) { share(tensor); });
+    }
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      if (arguments[i].isInt() && op.handle.schema().arguments()[i].name() == "ignore_index") {
+        ignored = arguments[i].toInt();
+      }
     }
     for (size_t i = 0; i < arguments.size(); ++i) {
       current_argument = i;
@@ -726,7 +734,9 @@ void set_small_call(int64_t elements) {
 
 bool needs_check(Scan& scan) {
   scan.shares_written = shares_written_memory(scan);
-  return scan.shares_written || (scan.op.has(kChecksNumbers) && !scan.constants.empty()) ||
+  const bool divides_integers = scan.op.has(kFailsOnIntegers) && !scan.tensors.empty() &&
+      c10::isIntegralType(scan.tensors[0].storage->home->dtype, /*includeBool=*/true);
+  return scan.shares_written || ((scan.op.has(kChecksNumbers) || divides_integers) && !scan.constants.empty()) ||
       (scan.largest_number > kTameNumber && scan.largest_number > number_limit(scan.tensors));
 }
 

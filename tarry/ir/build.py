@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from tarry.codegen.op_table import facts
 from tarry.errors import IRError
 from tarry.ir.graph import HERE, Graph, GraphBuilder, Number, NumberKind, Site, Value
 from tarry.ir.infer import infer
@@ -153,7 +154,7 @@ class _FromRaw:
             raise IRError(f"raw graph: {op} has {len(home_types)} outputs for its {len(mutated)} written storages")
         homes = {id_: type_ for id_, type_ in zip(mutated, home_types, strict=True) if type_ is not None}
 
-        if op.startswith("aten::_foreach_") and _overlapping(written):
+        if facts(op).on_lists and _overlapping(written):
             fresh, updated = self._one_by_one(op, described, node, written)
         else:
             fresh, updated = self._call(op, described, node, node["args"], written, fresh_types, homes)

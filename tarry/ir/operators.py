@@ -181,7 +181,8 @@ def operator(name: str) -> Operator:
 
 def draws_nothing(op: str, args: tuple[Any, ...]) -> bool:
     """Whether a random operator is random in name only: attention without dropout."""
-    return op.startswith("aten::_scaled_dot_product") and args[operator(op).index_of("dropout_p")] == 0.0
+    position = operator(op).index_of("dropout_p")
+    return position >= 0 and args[position] == 0.0
 
 
 def list_length(op: str, args: tuple[Any, ...], outputs: int, index: int) -> int | None:

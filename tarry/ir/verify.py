@@ -244,7 +244,7 @@ def _(graph: Graph) -> Iterator[Problem]:
     """An operator that writes without saying so in its schema only stands where it does not: batch norm without
     training, or without running statistics."""
     for node in graph.nodes:
-        honest = HIDDEN_WRITES.get(node.op.partition(".")[0])
+        honest = HIDDEN_WRITES.get(node.op)
         if honest is not None:
             described = operator(node.op)
             training = node.args[described.index_of("training")]

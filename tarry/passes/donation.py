@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tarry.ir.facts import INDEX_ARGUMENTS, Fails, base_name, fails
+from tarry.codegen.op_table import Fails, facts
 from tarry.ir.graph import Graph, Node, Value
 
 _INTEGERS = frozenset(
@@ -45,7 +45,7 @@ def safe_updates(graph: Graph, device_type: str = "cpu") -> Graph:
 
 
 def _may_fail(node: Node, device_type: str) -> bool:
-    match fails(node.op):
+    match facts(node.op).fails:
         case Fails.NEVER:
             return False
         case Fails.ON_INTEGERS:
@@ -57,7 +57,7 @@ def _may_fail(node: Node, device_type: str) -> bool:
 
 def _check(node: Node) -> Any:
     """What the node checks: equal for nodes of which both fail or neither does."""
-    positions = INDEX_ARGUMENTS.get(base_name(node.op))
-    if positions is None or not isinstance(node.args[0], Value):
+    positions = facts(node.op).index_arguments
+    if not positions or not isinstance(node.args[0], Value):
         return id(node)
     return (node.args[0].type.sizes, tuple(node.args[position] for position in positions))

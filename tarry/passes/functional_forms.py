@@ -3,7 +3,8 @@
 PyTorch has one for nearly all of them, under a name and with a schema that follow from the writing one's:
 `add_.Tensor` and `add.out` -> `add.Tensor`, `_foreach_add_.List` -> `_foreach_add.List`,
 `normal_` -> `normal_functional`, `_native_batch_norm_legit` -> `_native_batch_norm_legit_functional`. So they are found
-by comparing schemas, once per operator; there is no table to keep up to date.
+by comparing schemas, once per operator; there is no table to keep up to date. This is the one place that reads
+PyTorch's conventions about names; what an operator does is in the table of operators (codegen/op_table.py).
 """
 
 from __future__ import annotations
@@ -30,6 +31,15 @@ class FunctionalForm:
     args: tuple[int | None, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class WritingForm:
+    """An operator that computes what a pure one does, into its arguments. `args`: for each of its arguments, the
+    argument of the pure one that it takes."""
+
+    op: str
+    args: tuple[int, ...]
+
+
 @depends_on_schemas
 @functools.cache
 def functional_form(op: str) -> FunctionalForm | None:
@@ -51,6 +61,29 @@ def functional_form(op: str) -> FunctionalForm | None:
             if best is None or len(form.args) < len(best.args):
                 best = form
     return best
+
+
+@depends_on_schemas
+@functools.cache
+def in_place_form(op: str) -> WritingForm | None:
+    """The inverse of `functional_form`, for operators that write to what they read (no out= variants)."""
+    if operator(op).is_mutable:
+        return None
+    namespace, _, rest = op.partition("::")
+    base, _, variant = rest.partition(".")
+    name = base.removesuffix("_functional") if base.endswith("_functional") else f"{base}_"
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    if packet is None:
+        return None
+    for candidate in sorted(packet.overloads(), key=lambda found: found != (variant or "default")):
+        full = f"{namespace}::{name}" + ("" if candidate == "default" else f".{candidate}")
+        writing = operator(full)
+        if not writing.is_mutable or any(argument.out for argument in writing.arguments):
+            continue
+        form, count = functional_form(full), len(writing.arguments)
+        if form is not None and form.op == op and set(form.args) == set(range(count)):
+            return WritingForm(full, tuple(form.args.index(k) for k in range(count)))
+    return None
 
 
 def _overload_name(op: str) -> str:

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from tarry.codegen.op_table import facts
 from tarry.errors import IRError
-from tarry.ir.graph import HERE, Graph, GraphBuilder, Node, Number, Value, leaves, users
+from tarry.ir.graph import HERE, Graph, GraphBuilder, Node, Number, Value, leaves, map_leaves, users
 from tarry.ir.infer import infer
 from tarry.ir.layout import TensorType
 from tarry.ir.operators import STRIDED_SCATTER, operator, overload
@@ -39,6 +40,7 @@ class _Functionalizer:
         self.builder = GraphBuilder(graph)
         self.emit = Emitter(self.builder)
         self.users = users(graph)
+        self.inputs = set(graph.inputs)
         self.returned = set(graph.outputs)
 
     def run(self) -> Graph:
@@ -60,6 +62,8 @@ class _Functionalizer:
             form = functional_form(node.op)
             if form is None:
                 return False
+            if facts(node.op).overwrites and not facts(node.op).out:
+                args = self.without_old_contents(node, args)
             try:
                 results = self.call(form, args, node)
             except IRError:  # no meta kernel to type it, or it says that the two differ
@@ -71,6 +75,19 @@ class _Functionalizer:
                 assert new is not None, f"{node.op} returned nothing for output {k}"
                 self.builder.replace(old, self.fit(old, new, old_contents[k - fresh] if k >= fresh else None))
         return True
+
+    def without_old_contents(self, node: Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments of a node that reads none of what it overwrites: old contents that the step has computed need
+        not be, but for a failure, which is no affair of a program's."""
+
+        def blank(old: Any) -> Any:
+            if not isinstance(old, Value) or old in self.inputs or not old.type.is_dense:
+                return self.builder.resolve(old)
+            made = (old.type.sizes, old.type.strides, old.type.dtype, None, HERE, None)
+            return self.builder.one("aten::empty_strided", made, old.type, node)
+
+        written = operator(node.op).written
+        return tuple(map_leaves(arg, blank) if k in written else args[k] for k, arg in enumerate(node.args))
 
     def call(self, form: FunctionalForm, args: tuple[Any, ...], node: Node) -> tuple[Value | None, ...]:
         described = operator(form.op)
@@ -129,7 +146,7 @@ def _dtypes(types: Sequence[TensorType | None]) -> list[torch.dtype | None]:
 
 def _is_pointwise(op: str) -> bool:
     """Whether a result of another dtype is the same as a cast of the result: not so where many elements make one."""
-    return op.startswith("aten::_foreach_") or torch.Tag.pointwise in overload(op).tags
+    return facts(op).on_lists or torch.Tag.pointwise in overload(op).tags
 
 
 def _written_args(node: Node, args: tuple[Any, ...]) -> list[Value]:

@@ -11,7 +11,11 @@ import torch
 
 
 class StepClosures:
-    """Waiting closures. Their values are read when the step is done; they run on a thread of their own, in order."""
+    """Waiting closures. Their values are read when the step is done; they run on a thread of their own, in order.
+
+    A step that failed is done, too. A closure whose values could be computed runs; one that would read what failed does
+    not: the error is raised where the step was computed. After an interrupt the step is not done, and they wait.
+    """
 
     def __init__(self) -> None:
         self._waiting: list[tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = []
@@ -28,12 +32,13 @@ class StepClosures:
         with self._lock:
             self._waiting.append((function, snapshots))
 
-    def run(self) -> None:
-        """The step is done: hand the waiting closures to the worker. Errors of earlier ones are raised here."""
+    def run(self, *, failed: bool = False) -> None:
+        """The step is done: hand the waiting closures to the worker. Errors of earlier ones are raised here, unless the
+        step has failed and has an error of its own."""
         if not self._waiting and not self._errors:
             return
         with self._lock:
-            if self._errors:
+            if self._errors and not failed:
                 error, self._errors = self._errors[0], []
                 raise error
             waiting, self._waiting = self._waiting, []
@@ -61,7 +66,9 @@ class StepClosures:
         while True:
             function, tensors = self._queue.get()
             try:
-                function(*(tensor.cpu() for tensor in tensors))
+                values = _values(tensors)
+                if values is not None:
+                    function(*values)
             except BaseException as error:
                 with self._lock:
                     self._errors.append(error)
@@ -69,3 +76,11 @@ class StepClosures:
                 with self._done:
                     self._unfinished -= 1
                     self._done.notify_all()
+
+
+def _values(tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor] | None:
+    """Copies on the host; None if one of them could not be computed."""
+    try:
+        return [tensor.cpu() for tensor in tensors]
+    except Exception:
+        return None

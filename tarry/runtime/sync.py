@@ -214,19 +214,24 @@ class Runtime:
         """Compute everything that is pending on a device; if that is not awaited, perhaps while this thread goes on."""
         refuse_apart()
         backend = self.backend  # before the lock: see _choose
-        with self._lock:  # as _alone(), without what a context manager in Python costs
-            if self._in_flight:
-                raise _in_mid_step()
-            backend = self._backend or backend
-            if awaited or not self._native.is_aloft(device):
-                self._land(device)
-                batch = self._native.collect(device)
-                if batch is not None:
-                    if self.observer is not None:
-                        self.observer(batch)
-                    batch.unawaited = not awaited
-                    self._serve(backend, batch, reason)
-        self._native.raise_owed()
+        try:
+            with self._lock:  # as _alone(), without what a context manager in Python costs
+                if self._in_flight:
+                    raise _in_mid_step()
+                backend = self._backend or backend
+                if awaited or not self._native.is_aloft(device):
+                    self._land(device)
+                    batch = self._native.collect(device)
+                    if batch is not None:
+                        if self.observer is not None:
+                            self.observer(batch)
+                        batch.unawaited = not awaited
+                        self._serve(backend, batch, reason)
+            self._native.raise_owed()
+        except Exception:
+            if not self._native.pending(device):  # the step is done, but for what has failed
+                self._closures.run(failed=True)
+            raise
         self._closures.run()
 
     def _land(self, device: int) -> None:

@@ -125,7 +125,7 @@ CASES: dict[str, tuple[str, list[tuple[int, int, str]]]] = {
         "backend: XLA\ncpp_namespace: 'a b; drop'\n",
         [(2, 16, "\"cpp_namespace\" is a name, found 'a b; drop'")],
     ),
-    "key of tarry's own file": (HEAD + "recorder:\n  leaves: []\n", [(3, 1, 'unknown key "recorder"')]),
+    "key of tarry's own file": (HEAD + "operators:\n  leaves: []\n", [(3, 1, 'unknown key "operators"')]),
     "switch": (HEAD + "device_guard: frue\n", [(3, 15, '"device_guard" is true or false, not the text .frue')]),
     "text for a list": (HEAD + "supported: abs\n", [(3, 12, '"supported" is a list, found the text .abs')]),
     "mapping for a list": (HEAD + "supported:\n  abs:\n  neg:\n", [(4, 3, '"supported" is a list, found a mapping')]),

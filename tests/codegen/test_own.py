@@ -15,7 +15,7 @@ from tarry import generated, nodes
 from tarry.backends.torchscript import types
 from tarry.codegen.emit.torchscript import jit_type
 from tarry.codegen.natives import natives
-from tarry.codegen.op_table import RULES_FILE, Kind, load_table, make_table, recorder_rules
+from tarry.codegen.op_table import RULES_FILE, Fails, Kind, facts, load_table, make_table, operator_rules
 from tarry.codegen.own import _lowered, own_modules
 from tarry.codegen.reading import load_backend
 from tarry.ir.operators import TARRY_OPERATORS, overload
@@ -26,14 +26,20 @@ USES_DEVICE = True
 
 def test_the_names_in_the_yaml_are_operators() -> None:
     """In the torch that this is developed with: a name that another version lacks says nothing there."""
-    rules = recorder_rules()
+    rules = operator_rules()
     names = set(natives().by_name)
-    bases = {name.partition(".")[0] for name in names}
-    assert rules.kernels | rules.leaves | rules.overwrites | rules.outside_graphs <= names
-    for rule in ("decompose", "mask_indices", "takes_host_indices", "random", "shape_from_numbers", "contents_decide"):
-        assert getattr(rules, rule) <= bases, rule
-    assert rules.shape_from_device | rules.dynamic | rules.checks_numbers | rules.products <= bases
+    bases = {str(function.func.name.name) for function in natives().by_name.values()}
+    forms = {function.func.name.name.base for function in natives().by_name.values()} | set(rules.non_native)
+    columns = dict(rules.columns)
+    assert rules.kernels | rules.leaves | columns.pop("overwrites") | rules.outside_graphs <= names
     assert rules.outside_graphs <= rules.kernels
+    assert rules.decompose | rules.factories <= bases
+    assert columns.pop("scatters") | columns.pop("rounds_numbers") | rules.unsupported <= forms
+    for column, listed in columns.items():
+        assert listed <= bases, column
+    assert set(rules.fails) <= forms | names
+    assert set(rules.index_arguments) | set(rules.elements) <= forms
+    assert {found for several in rules.elements.values() for found in several if found} <= names
 
 
 def test_the_nodes_of_the_yaml_that_only_graphs_have_are_those_of_the_ir() -> None:
@@ -54,10 +60,42 @@ def test_the_table_says_what_becomes_of_operators() -> None:
     assert table["aten::nonzero"].dynamic
     assert not table["aten::index.Tensor"].dynamic  # only with a mask
     # The bits, in the order of csrc/operator.h.
-    assert table["aten::add.Tensor"].flags == 0b00110000000
-    assert table["aten::normal_"].flags == 0b01010000101
-    assert table["aten::index.Tensor"].flags == 0b00010110000
-    assert table["aten::arange"].flags == 0b00010001000
+    assert table["aten::add.Tensor"].flags == 0b00100110000000
+    assert table["aten::normal_"].flags == 0b100001010000101
+    assert table["aten::index.Tensor"].flags == 0b10000010110000
+    assert table["aten::arange"].flags == 0b00100010001000
+
+
+def test_the_table_says_when_operators_fail() -> None:
+    table = {entry.name: entry for entry in make_table()}
+    for name in ("mm", "add_.Tensor", "transpose.int", "_foreach_sqrt_", "sum.out"):
+        assert table[f"aten::{name}"].fails is Fails.NEVER, name
+    for name in ("div.Tensor_mode", "floor_divide_.Scalar", "pow.Tensor_Scalar_out", "_foreach_pow.List"):
+        assert table[f"aten::{name}"].fails is Fails.ON_INTEGERS, name
+    for name in ("normal_", "bernoulli_.float", "exponential.out"):
+        assert table[f"aten::{name}"].fails is Fails.ON_NUMBERS, name
+    for name in ("index.Tensor", "index_put_", "embedding", "gather.out", "nll_loss_forward"):
+        assert table[f"aten::{name}"].fails is Fails.ON_INDEX, name
+    for name in ("linalg_inv_ex.inverse", "bernoulli", "binary_cross_entropy", "normal.Tensor_Tensor"):
+        assert table[f"aten::{name}"].fails is Fails.ON_DATA, name
+    assert table["tarry::strided_scatter"].fails is Fails.NEVER
+    unknown = facts("some::operator")
+    assert (unknown.fails, unknown.is_custom) == (Fails.ON_DATA, True), "what is not listed may fail"
+
+
+def test_the_table_says_what_operators_on_lists_apply_to_each() -> None:
+    def element(name: str) -> str | None:
+        return facts(f"aten::{name}").element
+
+    assert element("_foreach_add.List") == element("_foreach_add.Tensor") == "aten::add.Tensor"
+    assert element("_foreach_add.ScalarList") == "aten::add.Scalar"
+    assert element("_foreach_pow.ScalarAndTensor") == "aten::pow.Scalar"
+    assert element("_foreach_addcmul.Tensor") is None
+    assert element("_foreach_sqrt") == "aten::sqrt"
+    assert element("_foreach_norm.Scalar") == "aten::linalg_vector_norm"
+    assert element("_foreach_sqrt_") is None
+    assert facts("aten::_foreach_sqrt_").on_lists
+    assert not facts("aten::sqrt").on_lists
 
 
 def test_the_table_is_kept(tmp_path: Path) -> None:

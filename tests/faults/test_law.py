@@ -36,6 +36,11 @@ def _bad() -> Tensor:
     return torch.arange(4.0).to("tarry")[torch.tensor([7, 1]).to("tarry")]
 
 
+def _run(*calls: Callable[[], Any]) -> None:
+    for call in calls:
+        call()
+
+
 def _on_thread(work: Callable[[], Any]) -> Any:
     """What the function gives, or the error that it raises."""
     outcome: list[Any] = []
@@ -90,9 +95,13 @@ WRITES: dict[str, Callable[[Tensor], Any]] = {
     "zero_": lambda x: x.zero_(),
     "fill_": lambda x: x.fill_(3),
     "copy_": lambda x: x.copy_(torch.ones(2, device="tarry") * 5),
+    "copy_ from the host": lambda x: x.copy_(torch.ones(2)),
+    "normal_": lambda x: x.normal_(),
     "view": lambda x: x[:1].mul_(2),
     "out": lambda x: torch.neg(torch.ones(2, device="tarry"), out=x),
     "foreach": lambda x: torch._foreach_mul_([x], 3.0),
+    "foreach zero": lambda x: torch._foreach_zero_([x]),
+    "several": lambda x: x.fill_(1).copy_(x * 2).zero_().add_(1),
 }
 
 
@@ -106,10 +115,56 @@ def test_writes_after_a_failure_do_not_happen(write: Callable[[Tensor], Any], pe
     write(x)
     with pytest.raises(IndexError):
         tarry.sync()
-    try:
-        assert x.tolist() == [7.0, 8.0]
-    except IndexError:
-        assert pending, "what was computed already must not be lost"
+    assert x.tolist() == [7.0, 8.0]
+
+
+OVERWRITES: dict[str, Callable[[Tensor], Any]] = {
+    "copy_": lambda x: x.copy_(_bad()),
+    "all of a slice": lambda x: x.__setitem__(slice(None), _bad()),
+    "out": lambda x: torch.neg(_bad(), out=x),
+    "fill_": lambda x: x.fill_(_bad().sum()),
+    "masked_fill_": lambda x: x.masked_fill_(_bad() > 0, 3.0),
+    "foreach copy": lambda x: torch._foreach_copy_([x], [_bad()]),
+    "its own data": lambda x: x.bernoulli_(_data(2, 0.5) * 1),
+    "a division": lambda x: x.copy_((_data(1, 1).long() * 1) // _data(0, 1).long()),
+}
+
+
+@pytest.mark.parametrize("overwrite", OVERWRITES.values(), ids=OVERWRITES)
+@pytest.mark.parametrize("made", ["by the step", "before"])
+def test_contents_that_a_failing_operator_would_have_overwritten(overwrite: Callable[[Tensor], Any], made: str) -> None:
+    x = torch.full((2,), 6.0, device="tarry") if made == "by the step" else _data(6, 6)
+    x.add_(1)
+    overwrite(x)
+    with pytest.raises((IndexError, RuntimeError)):
+        tarry.sync()
+    x += 1
+    assert x.tolist() == [8.0, 8.0]
+
+
+def test_a_parameter_that_is_pending_when_its_first_step_fails() -> None:
+    weight = nn.Parameter(torch.full((2,), 3.0, device="tarry"))
+    with torch.no_grad():
+        weight.fill_(2.0)
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    (weight * _bad()).sum().backward()
+    with pytest.raises(IndexError):
+        _run(optimizer.step, tarry.sync)
+    assert weight.tolist() == [2.0, 2.0]
+
+
+def test_contents_that_no_failure_brings_back_are_not_computed() -> None:
+    tarry.sync()
+    x = torch.ones(2, device="tarry").exp()
+    x.normal_()
+    assert "exp" not in str(tarry.graph(x, stage="recorded"))
+    _kept = _data(1, 2)[torch.tensor([1]).to("tarry")]  # an index: it may fail
+    y = torch.ones(2, device="tarry").exp()
+    y.normal_()
+    z = torch.ones(2, device="tarry").exp()
+    z.copy_(_kept)
+    assert "exp" in str(tarry.graph(y, z, stage="recorded"))
+    assert "exp" not in str(tarry.graph(y, z, stage="optimized"))
 
 
 def test_a_tensor_that_is_overwritten_twice_keeps_its_contents() -> None:
@@ -225,6 +280,65 @@ def test_gradients_are_unscaled_after_a_failed_step() -> None:
         return weight.detach().cpu()
 
     torch.testing.assert_close(train("tarry"), train("cpu"))
+
+
+# ---- errors of Python's
+
+
+class _Holds:
+    """Something large that a kernel has in a variable."""
+
+
+@pytest.fixture
+def kernel() -> Iterator[tuple[Callable[[Tensor], Tensor], list[BaseException]]]:
+    """An operator with a kernel in Python, and the errors that it is to raise, one in each call."""
+    errors: list[BaseException] = []
+    library = torch.library.Library("tarry_law", "FRAGMENT")
+    library.define("raises(Tensor x) -> Tensor")
+
+    def raises(x: Tensor) -> Tensor:
+        held = _Holds()
+        if errors:
+            raise errors.pop()
+        assert held
+        return x * 2
+
+    library.impl("raises", raises, "CPU")
+    library.impl("raises", torch.empty_like, "Meta")
+    yield torch.ops.tarry_law.raises, errors
+    library._destroy()
+
+
+def test_a_failure_keeps_nothing_that_its_kernel_held(
+    kernel: tuple[Callable[[Tensor], Tensor], list[BaseException]],
+) -> None:
+    call, errors = kernel
+    errors.extend([KeyError("no such thing")] * 2)  # a compiled program, then the reference path
+    made = call(_data(1, 2))
+    for _ in range(2):
+        with pytest.raises(KeyError, match="no such thing") as caught:
+            made.cpu()
+        notes = "".join(caught.value.__notes__)
+        assert "tarry_law::raises" in notes
+        assert "raise errors.pop()" in notes, "where in the kernel"
+        del caught
+    gc.collect()
+    assert not [found for found in gc.get_objects() if isinstance(found, _Holds)]
+
+
+def test_an_interrupt_in_a_kernel_loses_nothing(
+    kernel: tuple[Callable[[Tensor], Tensor], list[BaseException]],
+) -> None:
+    call, errors = kernel
+    data = _data(1, 2)
+    for _ in range(3):  # compiled by then
+        made, other = call(data + 1), data + 5
+        assert made.tolist() == [4.0, 6.0]
+    made, other = call(data + 1), data + 5
+    errors.append(KeyboardInterrupt("stop"))
+    with pytest.raises(KeyboardInterrupt):
+        made.cpu()
+    assert (made.tolist(), other.tolist()) == ([4.0, 6.0], [6.0, 7.0])
 
 
 # ---- around it

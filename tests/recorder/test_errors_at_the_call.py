@@ -79,6 +79,25 @@ NUMBERS: dict[str, tuple[Callable[..., object], tuple[object, ...], tuple[object
         (3,),
         (300,),
     ),
+    "division of integers": (
+        lambda d, n: torch.ones(4, device=d, dtype=torch.int64).div(n, rounding_mode="floor"),
+        (2,),
+        (0,),
+    ),
+    "division of integers in place": (
+        lambda d, n: torch.ones(4, device=d, dtype=torch.int32).div_(n, rounding_mode="trunc"),
+        (2,),
+        (0,),
+    ),
+    "remainder of integers": (lambda d, n: torch.ones(4, device=d, dtype=torch.int64) % n, (2,), (0,)),
+    "floor division of integers": (lambda d, n: torch.ones(4, device=d, dtype=torch.int64) // n, (2,), (0,)),
+    "fill_ of integers": (lambda d, n: torch.zeros(4, device=d, dtype=torch.int64).fill_(n), (3.0,), (float("nan"),)),
+    "infinity for integers": (lambda d, n: torch.full((4,), n, device=d, dtype=torch.int32), (3.0,), (float("inf"),)),
+    "masked_fill_ of integers": (
+        lambda d, n: torch.zeros(4, device=d, dtype=torch.int64).masked_fill_(torch.ones(4, device=d) > 0, n),
+        (3.0,),
+        (float("nan"),),
+    ),
     "normal_ of a large tensor": (lambda d, *n: torch.empty(2**17, device=d).normal_(*n), (0.0, 1.0), (0.0, -1.0)),
 }
 
@@ -90,6 +109,28 @@ def test_wrong_numbers(name: str) -> None:
     call(DEVICE, *right)
     _assert_same_error(lambda device: call(device, *wrong))
     call(DEVICE, *right)
+
+
+def test_not_a_number_is_right_for_floats() -> None:
+    for number in (float("nan"), float("inf"), -float("inf")):
+        expected = torch.zeros(2).fill_(number)
+        torch.testing.assert_close(torch.zeros(2, device=DEVICE).fill_(number).cpu(), expected, equal_nan=True)
+
+
+def test_a_loss_without_classes_whose_targets_are_ignored() -> None:
+    def loss(device: str, target: int, ignored: int) -> torch.Tensor:
+        return F.nll_loss(
+            torch.empty(2, 0, device=device),
+            torch.full((2,), target).to(device),
+            ignore_index=ignored,
+            reduction="none",
+        )
+
+    for ignored in (-100, 7):
+        torch.testing.assert_close(loss(DEVICE, ignored, ignored).cpu(), loss("cpu", ignored, ignored))
+    _assert_same_error(lambda device: F.nll_loss(torch.ones(2, 3, device=device), torch.ones(3).to(device).long()))
+    with pytest.raises(IndexError):
+        loss(DEVICE, 0, -100).cpu()
 
 
 def _in_place_leaky_relu(device: str, slope: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import pytest
@@ -62,3 +63,36 @@ def test_an_error_in_a_closure_is_raised_once_by_wait() -> None:
     with pytest.raises(ValueError, match="no such logger"):
         tarry.wait()
     tarry.wait()
+
+
+def test_a_failed_step_runs_the_closures_whose_values_are_there() -> None:
+    seen: list[list[float]] = []
+    good = torch.ones(2, device="tarry") * 3
+    bad = torch.ones(2).to("tarry")[torch.tensor([7]).to("tarry")]
+    tarry.add_step_closure(lambda t: seen.append(t.tolist()), good)
+    tarry.add_step_closure(lambda t: seen.append(t.tolist()), bad)
+    with pytest.raises(IndexError):
+        tarry.sync()
+    tarry.wait()  # nothing that was raised already
+    assert seen == [[3.0, 3.0]]
+    tarry.add_step_closure(lambda t: seen.append(t.tolist()), good + 1)
+    tarry.mark_step()
+    tarry.wait()
+    assert seen == [[3.0, 3.0], [4.0, 4.0]]
+
+
+def test_closures_of_an_interrupted_step_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+    tarry.add_step_closure(lambda t: seen.append(t.item()), torch.ones((), device="tarry") + 1)
+
+    def interrupted() -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gc, "disable", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tarry.mark_step()
+    assert seen == []
+    tarry.mark_step()
+    tarry.wait()
+    assert seen == [2.0]

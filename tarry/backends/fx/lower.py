@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from tarry.backends.base import PythonNumber
-from tarry.backends.fx.numbers import FORMS, aten, is_custom, with_tensors
+from tarry.backends.fx.numbers import FORMS, aten, with_tensors
 from tarry.backends.fx.opaque import has_sizes, is_masked, is_opaque, keep_mask, laid_out, opaque, seed_of
 from tarry.backends.lowering import LoweringContext
+from tarry.codegen.op_table import facts
 from tarry.errors import Unsupported
 from tarry.ir.graph import HERE, Graph, Node, Number, Value
 from tarry.ir.operators import list_length, operator, overload
@@ -141,7 +142,7 @@ class FxLowering(LoweringContext[torch.fx.Node]):
         return self.device if constant is HERE else constant
 
     def lower_node(self, node: Node) -> None:
-        self._numbers_on_host = is_custom(node.op)  # its kernel is called with Python numbers
+        self._numbers_on_host = facts(node.op).is_custom  # its kernel is called with Python numbers
         if node.region > 0:
             self._regions.add(node.region)
         super().lower_node(node)

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from tarry.codegen.op_table import facts
 from tarry.ir.graph import Node, Number, Value
-from tarry.passes.foreach import PREFIX, single
 
 aten = torch.ops.aten
 Emit = Callable[..., torch.fx.Node]
@@ -130,27 +130,17 @@ _CONSTANT_AT_FIRST = frozenset({"aten::pow.Tensor_Scalar", "aten::pow.Scalar", "
 # An exponent that the compiler knows is worth a program of its own: x**2 is a multiplication, x**e a call. Bounds and
 # what is masked with hardly ever change.
 _ARGUMENTS = {"aten::full_like": 2, "aten::full": 2}  # how many arguments matter, where not all do
-_ROUNDED = ("aten::add.", "aten::sub.", "aten::rsub.", "aten::pow.")
-# Eager rounds the number to float16 or bfloat16 first in these, and computes with all of it in the others.
 _WITH_MASK = frozenset({"aten::masked_fill.Scalar"})
-
-
-_BUILT_IN = ("aten", "prims", "tarry")
-
-
-def is_custom(op: str) -> bool:
-    """Whether an operator is neither PyTorch's nor ours."""
-    return op.partition("::")[0] not in _BUILT_IN
 
 
 def takes_number(node: Node, number: Number, varied: bool) -> bool:
     """Whether a number of a node can be an input of the graph."""
     if number.dtype not in (torch.float64, torch.int64):
         return False
-    if is_custom(node.op):
+    if facts(node.op).is_custom:
         # It is then called through an opaque operator that takes a tensor, which is worth it for what changes.
         return varied and any(arg is number for arg in node.args)
-    op = single(node.op) if node.op.startswith(PREFIX) else node.op
+    op = facts(node.op).element or node.op
     if op not in FORMS:
         return False
     dtypes = {value.type.dtype for value in (*node.operands, *node.results)}
@@ -181,7 +171,7 @@ def with_tensors(
         dtype = recorded.type.dtype if isinstance(recorded, Value) else None
         number = isinstance(arg, torch.fx.Node) and is_number(arg)
         foreign = number or (dtype is not None and dtype != target and not mask)
-        if foreign and computed != target and node.op.startswith(_ROUNDED):
+        if foreign and computed != target and facts(node.op).rounds_numbers:
             arg = emit(aten._to_copy.default, arg, dtype=target)
         if number or (dtype is not None and dtype != computed and not mask):
             arg = emit(aten._to_copy.default, arg, dtype=computed)

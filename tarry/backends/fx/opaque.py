@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tarry.backends.fx.numbers import is_custom
+from tarry.codegen.op_table import facts
 from tarry.ir.evaluate import run_node
 from tarry.ir.graph import HERE, GraphBuilder, Node, Number
 from tarry.ir.layout import TensorType
@@ -108,7 +108,7 @@ def is_masked(node: Node, device: torch.device) -> bool:
 
 def is_opaque(node: Node) -> bool:
     """Whether a node has to be called through `opaque`."""
-    if any(_is_number(arg) for arg in node.args) and is_custom(node.op):
+    if any(_is_number(arg) for arg in node.args) and facts(node.op).is_custom:
         return True
     if draws_nothing(node.op, node.args):
         return False

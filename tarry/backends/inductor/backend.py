@@ -28,6 +28,7 @@ from tarry.backends.inductor.numerics import as_eager_rounds, decompositions, si
 from tarry.backends.inductor.phases import has_phases, kept_apart
 from tarry.backends.inductor.settings import apply_settings, fingerprint, is_json, settings
 from tarry.backends.inductor.symbolic import SymbolicSizes, check_results
+from tarry.codegen.op_table import facts
 from tarry.errors import Unsupported
 from tarry.ir.graph import Graph, Node, Number, Value
 from tarry.ir.layout import VIEW_RULES
@@ -36,7 +37,6 @@ from tarry.ir.sizes import Symbols
 # Inductor's entry point for graphs that are flat and need no autograd is not public: checked on torch 2.11 and 2.13.
 # All uses of it are in this file.
 
-_PUTS = frozenset({"aten::masked_scatter", "aten::put", "aten::masked_fill.Scalar", "aten::masked_fill.Tensor"})
 _lock = threading.Lock()  # Inductor's configuration is patched process-wide while a graph is compiled
 
 
@@ -85,7 +85,7 @@ class InductorBackend(Backend):
                 return True
             return here.type == "cuda" and not node.kept  # a random operator: kernels once the program is a graph
 
-        return all(node.op.startswith("aten::") and is_native(node) for node in graph.nodes)
+        return all(not facts(node.op).is_custom and is_native(node) for node in graph.nodes)
 
     def compile(self, graph: Graph) -> Computation:
         with _giving_up():
@@ -272,7 +272,7 @@ def _without_scattered_updates(graph: Graph) -> Graph:
     hit: set[Value] = set()
     for node in graph.nodes:
         base = node.args[0] if node.args and isinstance(node.args[0], Value) else None
-        scatters = "scatter" in node.op or "aten::index_" in node.op or node.op in _PUTS
+        scatters = facts(node.op).scatters
         if base in scattered and (scatters or node.op in VIEW_RULES or node.op == "aten::clone"):
             for value in node.results:
                 scattered.add(value)

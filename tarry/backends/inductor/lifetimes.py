@@ -41,9 +41,9 @@ def short_lifetimes(device: str, graph: Graph) -> dict[str, Any]:
 
 def _trains_convolutions(graph: Graph) -> bool:
     """Whether there is a convolution's backward pass, or what it will read is returned."""
-    if any(node.op.startswith("aten::convolution_backward") for node in graph.nodes):
+    if any(node.op == "aten::convolution_backward" for node in graph.nodes):
         return True
-    convolved = {node.operands[0] for node in graph.nodes if node.op.startswith("aten::convolution")}
+    convolved = {node.operands[0] for node in graph.nodes if node.op == "aten::convolution"}
     return not convolved.isdisjoint(graph.outputs)
 
 

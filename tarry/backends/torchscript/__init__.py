@@ -14,6 +14,7 @@ from tarry.backends.torchscript.data import TSData
 from tarry.backends.torchscript.lowering import TSLoweringContext, needs_python
 from tarry.ir.graph import Graph, Node, Number
 from tarry.ir.layout import TensorType
+from tarry.ir.operators import operator
 
 __all__ = ["TSData", "TSLoweringContext", "TorchScriptBackend"]
 
@@ -25,7 +26,7 @@ class TorchScriptBackend(Backend):
     capabilities = Capabilities(updates_in_place=True)
 
     def takes_number(self, node: Node, number: Number, varied: bool) -> bool:
-        return not node.op.startswith("aten::_scaled_dot_product")  # without dropout, they draw nothing
+        return operator(node.op).index_of("dropout_p") < 0  # without dropout, they draw nothing
 
     def runs_ahead(self, graph: Graph) -> bool:
         return self.device == "cpu" and not needs_python(graph)

@@ -16,6 +16,7 @@ from tarry.backends.torchscript import jit, types
 from tarry.backends.torchscript.jit import JitBuilder, JitGraph, JitValue
 from tarry.backends.torchscript.program import Program
 from tarry.backends.torchscript.writes import SCATTERS, Writes, plan_writes, writing_form
+from tarry.codegen.op_table import facts
 from tarry.codegen.shards import shard
 from tarry.errors import Unsupported
 from tarry.ir.graph import HERE, Graph, Node, Number, Value
@@ -36,7 +37,7 @@ _FOREACH_NUMBERS: dict[str, tuple[str, tuple[Any, ...]]] = {
 def needs_python(graph: Graph) -> bool:
     """Whether a program for this graph has to be run by Python: for its generators, or because a kernel that is not
     PyTorch's own may be written in Python, where an interrupt could stop it half way."""
-    return any(draws(node) or not node.op.startswith("aten::") for node in graph.nodes)
+    return any(draws(node) or facts(node.op).is_custom for node in graph.nodes)
 
 
 def draws(node: Node) -> bool:
@@ -49,7 +50,7 @@ def draws(node: Node) -> bool:
 @functools.cache
 def _generated_lowering(op: str) -> FunctionType | None:
     """The function that appends an ATen operator, from the modules that tarry generates for itself."""
-    module = generated.module(f"torchscript_{shard(op)}") if op.startswith("aten::") else None
+    module = None if facts(op).is_custom else generated.module(f"torchscript_{shard(op)}")
     return None if module is None else module.LOWERINGS.get(op)
 
 

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 import torch
 
+from tarry.codegen.op_table import facts
 from tarry.ir.aliasing import windows
 from tarry.ir.graph import Graph, Node, Value, leaves, producers
 from tarry.ir.layout import VIEW_RULES, is_injective
 from tarry.ir.operators import depends_on_schemas, operator, overload
 from tarry.passes.donation import safe_updates
-from tarry.passes.functional_forms import functional_form
+from tarry.passes.functional_forms import WritingForm, in_place_form
 
 SCATTERS = {
     "aten::slice_scatter": "aten::slice.Tensor",
@@ -43,15 +44,6 @@ _ROUNDS_DIFFERENTLY = frozenset({"aten::mul.Scalar"})
 
 
 @dataclass(frozen=True, slots=True)
-class WritingForm:
-    """An operator that computes what a pure one does, into its arguments. `args`: for each of its arguments, the
-    argument of the pure one that it takes."""
-
-    op: str
-    args: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Writes:
     """`nodes`: positions of the nodes that may write into the operands they overwrite. `outputs`: those outputs of the
     graph that then lie in the buffer of the input they replace."""
@@ -65,25 +57,8 @@ class Writes:
 @depends_on_schemas
 @functools.cache
 def writing_form(op: str) -> WritingForm | None:
-    """The inverse of `functional_form`, for operators that write to what they read (no out= variants)."""
-    described = operator(op)
-    if described.is_mutable or described.random or op in _ROUNDS_DIFFERENTLY:
-        return None
-    namespace, _, rest = op.partition("::")
-    base, _, variant = rest.partition(".")
-    name = base.removesuffix("_functional") if base.endswith("_functional") else f"{base}_"
-    packet = getattr(getattr(torch.ops, namespace), name, None)
-    if packet is None:
-        return None
-    for candidate in sorted(packet.overloads(), key=lambda found: found != (variant or "default")):
-        full = f"{namespace}::{name}" + ("" if candidate == "default" else f".{candidate}")
-        writing = operator(full)
-        if not writing.is_mutable or any(argument.out for argument in writing.arguments):
-            continue
-        form, count = functional_form(full), len(writing.arguments)
-        if form is not None and form.op == op and set(form.args) == set(range(count)):
-            return WritingForm(full, tuple(form.args.index(k) for k in range(count)))
-    return None
+    """The form of an operator that writes to what it reads, where it computes the same bits."""
+    return None if operator(op).random or op in _ROUNDS_DIFFERENTLY else in_place_form(op)
 
 
 def written_pairs(node: Node) -> list[tuple[Value, Value]]:
@@ -198,7 +173,7 @@ def _is_fresh(producer: Node | None) -> bool:
     op = producer.op
     return (
         op in _FRESH
-        or op.startswith("aten::_foreach_")
+        or facts(op).on_lists
         or (op not in VIEW_RULES and torch.Tag.pointwise in overload(op).tags)
     )
 

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tarry.backends.base import Backend, Computation
+from tarry.codegen.op_table import facts
 from tarry.errors import BackendError
 from tarry.ir.graph import Graph, Node, Number, leaves
 from tarry.ir.operators import operator
-from tarry.passes.foreach import PREFIX, single, unroll_foreach
+from tarry.passes.foreach import unroll_foreach
 
 _SCALES = frozenset({"alpha", "beta"})
 """Arguments that are 1 nearly always, and are left out of the program as long as they are."""
@@ -53,8 +54,8 @@ class XlaBackend(Backend):
     # ---- what it takes
 
     def supports(self, node: Node) -> bool:
-        if node.op.startswith(PREFIX):
-            one_by_one = () if node.kept or single(node.op) is None else _one_by_one(node)
+        if facts(node.op).on_lists:
+            one_by_one = () if node.kept or facts(node.op).element is None else _one_by_one(node)
             return bool(one_by_one) and all(map(self.supports, one_by_one))
         if not all(value.type.dtype in self._dtypes for value in (*node.operands, *node.results)):
             return False
@@ -67,7 +68,7 @@ class XlaBackend(Backend):
         return self._recipes()
 
     def takes_number(self, node: Node, number: Number, varied: bool) -> bool:
-        lowering = self._lowerings.get((node.op.startswith(PREFIX) and single(node.op)) or node.op)
+        lowering = self._lowerings.get(facts(node.op).element or node.op)
         if lowering is None:
             return True
         for argument, given in zip(operator(node.op).arguments, node.args, strict=True):

@@ -137,8 +137,16 @@ def _geometry(
     return kernel, stride, list(zip(padding, ends, strict=True))
 
 
+_VOLUMES = frozenset(
+    {
+        *("aten::max_pool3d_with_indices", "aten::max_pool3d_with_indices_backward", "aten::avg_pool3d"),
+        *("aten::avg_pool3d_backward", "aten::_adaptive_avg_pool3d_backward"),
+    }
+)
+
+
 def _pool_rank(node: Node) -> int:
-    return 3 if "3d" in node.op else 2
+    return 3 if node.op in _VOLUMES else 2
 
 
 def _windows(
