@@ -206,7 +206,6 @@ def operator_rules() -> OperatorRules:
         kernels=frozenset(content["supported"]),
         non_native=tuple(entry["func"].partition("(")[0] for entry in content["non_native"]),
         **{name: frozenset(rules[name]) for name in lists},
-        # The later ones count: `div` is pointwise and fails on integers.
         fails={name: Fails[column.upper()] for column, names in rules["fails"].items() for name in names},
         index_arguments={name: tuple(positions) for name, positions in rules["index_arguments"].items()},
         elements={name: tuple(forms) for name, forms in rules["elements"].items()},

@@ -96,9 +96,11 @@ class CompiledProgram:
                     outputs = self._run_opaque(batch, numbers) if self._opaque else self._run(batch, numbers, preserve)
                     self._commit(batch, outputs)
                 self._proven = True
-            except Exception as error:
+            except BaseException as error:
                 # What an operator may fail on comes before all updates (passes/donation.py), but for want of memory.
                 batch.recover(error, self._update, lost=bool(self._update) and is_out_of_memory(error))
+                if not isinstance(error, Exception):
+                    raise  # an interrupt: the step is still pending
                 self._diagnose(batch, error)
 
     def accepts(self, symbols: Sequence[int]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,19 @@ import torch
 from tarry.backends.base import PythonNumber
 from tarry.backends.torchscript.jit import Executable
 from tarry.ir.layout import TensorType
+
+
+_INTERRUPT = re.compile(r"^RuntimeError: (KeyboardInterrupt|SystemExit): (.*)$", re.MULTILINE)
+
+
+def _interrupt(error: RuntimeError) -> BaseException | None:
+    """The exception that has ended a kernel in Python, if that was no error: TorchScript makes a RuntimeError of it, and
+    leaves nothing but its text."""
+    found = _INTERRUPT.search(str(error))
+    if found is None:
+        return None
+    kind, text = found.groups()
+    return KeyboardInterrupt() if kind == "KeyboardInterrupt" else SystemExit(int(text) if text.isdigit() else text)
 
 
 class Program:
@@ -43,10 +57,13 @@ class Program:
             fed = [numbers[feed] if isinstance(feed, int) else feed for feed in self._feeds]
         else:
             fed = [numbers[index] for index in self._feeds]
-        if self._borrowed is None:
-            made = self._executable.call(*inputs, *fed)
-        else:
-            made = self._with_borrowed(self._borrowed, inputs, fed)
+        try:
+            if self._borrowed is None:
+                made = self._executable.call(*inputs, *fed)
+            else:
+                made = self._with_borrowed(self._borrowed, inputs, fed)
+        except RuntimeError as error:
+            raise _interrupt(error) or error from None
         results = self._nothing.copy()
         for k, result in zip(self._returned, made, strict=False):  # the lengths of lists come after the results
             results[k] = self._undefined(k) if result is None else result
