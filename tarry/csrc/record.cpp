@@ -300,6 +300,31 @@ void resize_empty(const Scan& scan, const Signature& signature) {
   }
 }
 
+// What a node reads of an argument's storage, or has as the contents from before its write.
+Value value_for(const Scan& scan, const TensorArgument& argument, Graveyard& graveyard) {
+  const TarryStorage& storage = *argument.storage;
+  if (C10_LIKELY(!is_discarded(scan, argument))) {
+    return current_value(argument.storage, graveyard);
+  }
+  if (storage.leaf && storage.leaf_epoch == scan.state->epoch && storage.leaf->leaf_layout == storage.home) {
+    return {storage.leaf, 0}; // if memory runs out, the storage has the contents from before this step
+  }
+  return {empty_node(*scan.state, storage.home, /*discarded=*/true, graveyard), 0};
+}
+
+// Each storage that the call writes, by the first argument through which it does.
+c10::SmallVector<Mutation, 1> mutations_of(const Scan& scan) {
+  c10::SmallVector<Mutation, 1> found;
+  for (uint32_t i = 0; i < scan.tensors.size(); ++i) {
+    const TensorArgument& argument = scan.tensors[i];
+    const auto writes_same = [&argument](const TensorArgument& other) { return other.is_mutable && other.storage == argument.storage; };
+    if (argument.is_mutable && std::none_of(scan.tensors.begin(), scan.tensors.begin() + i, writes_same)) {
+      found.push_back({i, argument.storage->home});
+    }
+  }
+  return found;
+}
+
 // Under the lock: finds or makes the node, and gives the mutated storages their new values.
 NodePtr make_node(Scan& scan, const Signature* signature, uint32_t site, Graveyard& graveyard) {
   DeviceState& state = *scan.state;
@@ -307,15 +332,7 @@ NodePtr make_node(Scan& scan, const Signature* signature, uint32_t site, Graveya
   Hash128 hash = scan.hash;
   bool may_fail = tarry::may_fail(scan, *signature);
   for (const TensorArgument& argument : scan.tensors) {
-    Value value;
-    const TarryStorage& storage = *argument.storage;
-    if (C10_LIKELY(!is_discarded(scan, argument))) {
-      value = current_value(argument.storage, graveyard);
-    } else if (storage.leaf && storage.leaf_epoch == state.epoch && storage.leaf->leaf_layout == storage.home) {
-      value = {storage.leaf, 0}; // if memory runs out, the storage has the contents from before this step
-    } else {
-      value = {empty_node(state, argument.storage->home, /*discarded=*/true, graveyard), 0};
-    }
+    Value value = value_for(scan, argument, graveyard);
     may_fail = may_fail || value.node->may_fail;
     if (!value.node->site) {
       value.node->site = site; // an uninitialised storage is allocated where it is first used
@@ -346,16 +363,7 @@ NodePtr make_node(Scan& scan, const Signature* signature, uint32_t site, Graveya
     node->constants = std::move(scan.constants);
     node->slots = std::move(scan.slots);
     if (scan.op.mutates) {
-      for (uint32_t i = 0; i < scan.tensors.size(); ++i) {
-        const TensorArgument& argument = scan.tensors[i];
-        bool first = argument.is_mutable;
-        for (uint32_t j = 0; first && j < i; ++j) {
-          first = !(scan.tensors[j].is_mutable && scan.tensors[j].storage == argument.storage);
-        }
-        if (first) {
-          node->mutations.push_back({i, argument.storage->home});
-        }
-      }
+      node->mutations = mutations_of(scan);
     }
   }
   node->epoch = state.epoch;

@@ -189,6 +189,35 @@ def test_another_threads_write_in_between_saves_nothing() -> None:
     assert w.tolist() == [1.0, 1.0]
 
 
+def test_another_threads_overwrite_is_not_taken_back() -> None:
+    tarry.sync()
+    x, y = torch.ones(2, device="tarry") * 3, torch.ones(2, device="tarry") * 3
+    failed = _bad()
+    _on_thread(lambda: x.fill_(5))
+    _on_thread(lambda: y.copy_(failed))
+    x.mul_(7)
+    with pytest.raises(IndexError):
+        tarry.sync()
+    assert (x.tolist(), y.tolist()) == ([5.0, 5.0], [3.0, 3.0])
+
+
+def test_a_replay_that_fails_has_the_contents_from_before() -> None:
+    state, table = _data(0, 0), torch.arange(8.0).view(4, 2).to("tarry")
+
+    @tarry.compile
+    def step(index: Tensor) -> Tensor:
+        state.add_(1)
+        state.copy_(table[index].sum(0))
+        return state * 1
+
+    right, wrong = torch.tensor([1]).to("tarry"), torch.tensor([9]).to("tarry")
+    for _ in range(6):
+        assert step(right).tolist() == [2.0, 3.0]
+    with pytest.raises(IndexError):
+        _run(lambda: step(wrong).cpu())
+    assert state.tolist() == [3.0, 4.0]  # the addition came first
+
+
 def test_a_thread_that_computes_with_what_another_failed_to_compute_is_told() -> None:
     total, weight = _data(5), nn.Parameter(_data(1, 1))
     optimizer = torch.optim.Adam([weight])
