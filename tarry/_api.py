@@ -92,6 +92,7 @@ def add_step_closure(function: Callable[..., Any], *tensors: torch.Tensor) -> No
     """Call `function` with host copies of `tensors` once the step that computes them is done, without stalling it.
 
     `tarry.add_step_closure(lambda loss: print(loss.item()), loss)` logs a loss without reading it in the step.
+    If the step fails, it is called if all of `tensors` could be computed, and not at all otherwise.
     """
     _runtime.add_step_closure(function, tensors)
 
