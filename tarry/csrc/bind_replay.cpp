@@ -60,12 +60,7 @@ Replay::Tensor to_tensor(const TensorTuple& spec) {
   return {to_place(place), intern_layout(dtype, sizes, strides, offset)};
 }
 
-uint64_t serial_of(const at::Tensor& tensor) {
-  const TarryStorage* storage = is_tarry(tensor) ? storage_of(tensor.unsafeGetTensorImpl()) : nullptr;
-  return storage ? storage->serial : 0;
-}
-
-std::unique_ptr<Replay> make_replay(
+std::shared_ptr<Replay> make_replay(
     const Snapshot& snapshot, const std::vector<PlaceTuple>& sources, const std::vector<PlaceTuple>& targets,
     const std::vector<TensorTuple>& results,
     const std::vector<std::pair<PlaceTuple, std::optional<TensorTuple>>>& gradients,
@@ -96,7 +91,7 @@ std::unique_ptr<Replay> make_replay(
     plan.kept.push_back(
         leaf != snapshot.leaves.end() ? leaf->storage : snapshot.storages[root - snapshot.serials.begin()]);
   }
-  return std::make_unique<Replay>(snapshot, std::move(plan));
+  return std::make_shared<Replay>(snapshot, std::move(plan));
 }
 
 std::vector<at::Tensor> tensors_in(const py::list& leaves) {
@@ -118,6 +113,14 @@ py::object arm(Replay& replay, const py::list& leaves, const std::vector<double>
     results.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(tensor))));
   }
   return results;
+}
+
+py::object expect(const std::shared_ptr<Replay>& replay, const py::list& leaves, const std::vector<double>& numbers) {
+  auto arguments = tensors_in(leaves);
+  if (const auto reason = replay->refusal(arguments)) {
+    return py::str(*reason);
+  }
+  return py::cast(std::make_unique<Expectation>(replay, std::move(arguments), numbers));
 }
 
 py::tuple describe(const Node& node) {
@@ -164,6 +167,16 @@ void bind_guards(py::module& m) {
 
 void bind_replay(py::module& m) {
   m.def("storage_serial", &serial_of, "The number of a tensor's storage; 0 if it is not one of ours.");
+  m.def("gradient_serials", [](const std::vector<at::Tensor>& tensors) {
+    std::vector<uint64_t> found;
+    for (const at::Tensor& tensor : tensors) {
+      found.push_back(tensor.grad().defined() ? serial_of(tensor.grad()) : 0);
+    }
+    return found;
+  }, "The numbers of the storages of tensors' gradients; 0 for none.");
+  m.def("random_position", [](int device) {
+    return default_generator(static_cast<c10::DeviceIndex>(device)).get<TarryGenerator>()->advance(0);
+  }, "The seed of a device's generator, and how many seeds were drawn.");
   bind_guards(m);
   py::class_<Trace>(m, "Trace", "While it lives, what is recorded on a device is watched.")
       .def(py::init([](int device) { return std::make_unique<Trace>(device_state(static_cast<c10::DeviceIndex>(device))); }))
@@ -235,12 +248,16 @@ void bind_replay(py::module& m) {
   m.def("compare", &compare_recorded,
       "Whether two recordings compute the same: None; or the kind of difference, operator, file and line of the node before and of "
       "the node now, and of a value the argument's name, what it was and what it is.");
-  py::class_<Replay>(m, "Replay", "A step that can be made pending again without being recorded.")
+  py::class_<Expectation>(m, "Expectation", "What a call will do if it does what its replay would do.")
+      .def("met", &Expectation::met)
+      .def_property_readonly("gradient_serials", &Expectation::gradient_serials)
+      .def_property_readonly("random_position", &Expectation::random);
+  py::class_<Replay, std::shared_ptr<Replay>>(m, "Replay", "A step that can be made pending again without being recorded.")
       .def(py::init(&make_replay), py::kw_only(), py::arg("snapshot"), py::arg("sources"), py::arg("targets"), py::arg("results"),
           py::arg("gradients"), py::arg("holders"), py::arg("hosts"), py::arg("written"), py::arg("kept"), py::arg("seeds"),
           py::arg("draws"), py::arg("numbers"))
-      .def("refusal", [](const Replay& replay, const py::list& leaves) { return replay.refusal(tensors_in(leaves)); },
-          "Why the step cannot be replayed now; None if it can.")
+      .def("expect", &expect, "What a call will do if it does what a replay with these arguments and numbers would do; or a string "
+          "that says why the step cannot be replayed now.")
       .def("arm", &arm, "The results, pending; or a string that says why the step cannot be replayed now.")
       .def_property_readonly("batch", [](Replay& replay) { return replay.batch(); });
 }

@@ -1,7 +1,7 @@
 // Whether the surroundings of a step function are as they were when it was recorded.
 //
-// The checks are made by tarry/replay/environment.py, which knows what to look at and why; here they are only carried out, fast.
-// Guards look at Python objects without owning them: whoever made a guard keeps them alive in a list, where Python's garbage
+// tarry/replay/guards.py makes the checks, and knows what to look at and why; here they are only carried out, fast.
+// Guards look at Python objects without owning them: the maker of a guard keeps them alive in a list, where Python's garbage
 // collector can see them. A model that knows its own step function would never be freed otherwise.
 #pragma once
 

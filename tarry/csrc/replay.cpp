@@ -138,9 +138,12 @@ std::shared_ptr<Batch> copy_batch(const Batch& batch) {
 
 } // namespace
 
-// A reference to a root's storage, unless another thread is just dropping the last one. Called under the lock, which keeps
-// a storage that is about to die from going further than that; the reference must be given up after it.
-static StoragePtr hold(TarryStorage* storage) {
+uint64_t serial_of(const at::Tensor& tensor) {
+  const TarryStorage* storage = is_tarry(tensor) ? storage_of(tensor.unsafeGetTensorImpl()) : nullptr;
+  return storage ? storage->serial : 0;
+}
+
+StoragePtr hold(TarryStorage* storage) {
   c10::raw::weak_intrusive_ptr::incref(storage);
   return WeakStorage::reclaim(storage).lock();
 }
@@ -339,6 +342,12 @@ void Replay::set_numbers(const std::vector<double>& numbers) {
     const auto [node, which] = number_places_[i];
     set_number(*batch_->order[node], which, numbers[i]);
   }
+}
+
+const Batch& Replay::with_numbers(const std::vector<double>& numbers) {
+  renumber(*batch_);
+  set_numbers(numbers);
+  return *batch_;
 }
 
 std::variant<std::vector<at::Tensor>, std::string> Replay::arm(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-from torch.utils._pytree import TreeSpec  # private; checked on torch 2.11 and 2.13
+from torch.utils._pytree import TreeSpec, tree_flatten  # private; checked on torch 2.11 and 2.13
 
 from tarry.native import C
 from tarry.replay.reasons import where
@@ -16,6 +16,11 @@ Place: TypeAlias = tuple[str, int]
 """Where a storage comes from at a replay; see `Replay::From` in csrc/replay.h."""
 Made: TypeAlias = tuple[Place, torch.dtype, tuple[int, ...], tuple[int, ...], int]
 """A tensor that each replay makes anew: its storage, dtype, sizes, strides and offset."""
+
+
+def flatten_result(result: Any) -> tuple[list[Any], TreeSpec]:
+    """The leaves of what a call returned. A torch.Size is one: put together again, it would be a tuple."""
+    return tree_flatten(result, is_leaf=lambda value: isinstance(value, torch.Size))
 
 
 @dataclass
@@ -110,6 +115,27 @@ class Capture:
                     mine.value,
                 )
         return None
+
+    def made_results(self, result: Any, leaves: list[Any]) -> list[torch.Tensor] | None:
+        """The tensors that a call has made and returned, if it returned what this one did; else None."""
+        found, tree = flatten_result(result)
+        if tree != self.result_tree or not (tree.is_leaf() or repr(tree) == repr(self.result_tree)):
+            return None
+        made: dict[int, torch.Tensor] = {}
+        for leaf, expected, in_graph in zip(found, self.results, self.in_graph, strict=True):
+            match expected.kind:
+                case "made":
+                    is_same = type(leaf) is torch.Tensor and leaf.requires_grad == in_graph
+                    is_same = is_same and made.setdefault(expected.value, leaf) is leaf
+                case "argument":
+                    is_same = leaf is leaves[expected.value] and leaf.requires_grad == in_graph
+                case "object":
+                    is_same = leaf is expected.value
+                case _:
+                    is_same = expected.same(Result("value", leaf))
+            if not is_same:
+                return None
+        return [made[k] for k in range(len(self.made))] if len(made) == len(self.made) else None
 
     def _key(self, place: Place) -> Any:
         """A place in terms that do not depend on the call."""

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 import torch
 
 
-def is_torchs(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer is one of PyTorch's own."""
-    return type(optimizer).__module__.partition(".")[0] == "torch"
+def is_torchs(obj: object) -> bool:
+    """Whether an object is of one of PyTorch's own classes."""
+    return type(obj).__module__.partition(".")[0] == "torch"
 
 
 def host_counts(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

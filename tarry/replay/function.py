@@ -63,11 +63,14 @@ class _Arguments:
     def __init__(self, tree: TreeSpec | int, leaves: list[Any]) -> None:
         self.leaves = leaves
         self._tree = tree
-        self._guard = C.ArgumentGuard(leaves)
         self._views = list(map(_view, leaves))
 
     def are_like(self, tree: TreeSpec | int, leaves: list[Any]) -> bool:
         return bool(tree == self._tree and self._guard.failing(leaves) == -1)
+
+    def note(self) -> None:
+        """Note what they are like, for `are_like`."""
+        self._guard = C.ArgumentGuard(self.leaves)
 
     def check_unchanged(self, tree: TreeSpec | int, leaves: list[Any]) -> None:
         """Raise NotReplayableError if the call has changed them, but for what is in the tensors."""
@@ -338,12 +341,14 @@ class StepFunction(Generic[P, T]):
             self._runtime.sync_all("before a compiled function")
             if plan is None or plan.replay is None:
                 return self._watch(plan, call)
-            numbers, refusal = plan.numbers(), plan.replay.refusal(call.arguments.leaves)
-            if numbers is None or refusal is not None:  # it could not have been replayed
-                if refusal is not None:
-                    self._forget(plan)
+            numbers = plan.numbers()
+            if numbers is None:  # it could not have been replayed
                 return self._watch(None, call)
-            return self._verify_call(plan, call, numbers)
+            expectation = plan.replay.expect(call.arguments.leaves, numbers)
+            if isinstance(expectation, str):  # nor then
+                self._forget(plan)
+                return self._watch(None, call)
+            return self._verify_call(plan, call, numbers, expectation)
         finally:
             _watching.release()
 
@@ -379,6 +384,7 @@ class StepFunction(Generic[P, T]):
         counted = self._counted
         if counted is not None and counted[0].failing(with_counts=False, with_rates=False) != -1:
             counted = None
+        call.arguments.note()
         watch = Watch(self._runtime, guards, call.arguments.leaves, guards.rates)
         result = self._run(watch, call)
         with self._lock:
@@ -460,21 +466,26 @@ class StepFunction(Generic[P, T]):
 
     # ---- verifying
 
-    def _verify_call(self, plan: ReplayPlan, call: _Call, numbers: list[float]) -> Any:
+    def _verify_call(self, plan: ReplayPlan, call: _Call, numbers: list[float], expectation: Any) -> Any:
         """Record a call that could have been replayed, with these numbers, and compare. What it returns and does is the
         recorded call's."""
-        watch = Watch(self._runtime, plan.guards, call.arguments.leaves, plan=plan.capture)
-        result = self._run(watch, call)
+        watch = Watch(self._runtime, plan.guards, call.arguments.leaves, plan=plan.capture, expectation=expectation)
+        try:
+            result = self._run(watch, call)
+        except Exception as error:
+            if plan.verification.replayed:
+                error.add_note(f"tarry.compile: {plan.verification.replayed_since()}. They may have had to raise, too")
+            raise
         with self._lock:
             try:
                 call.arguments.check_unchanged(*call.flatten())
-                capture = watch.judge(result)
+                capture = None if watch.did_the_same() else watch.judge(result)
             except DisturbedError:  # it shows nothing: the next call is verified instead
                 return result
             except NotReplayableError as reason:
                 deviation: Deviation | None = Deviation(str(reason))
             else:
-                deviation = plan.deviation(capture, numbers)
+                deviation = None if capture is None else plan.deviation(capture, numbers)
             if deviation is None:
                 self.verified += 1
                 self._last_verified = call.number

@@ -9,7 +9,6 @@ Guards say when to record early, and no more: what they cannot see, verification
 
 from __future__ import annotations
 
-import array
 import dis
 import functools
 import io
@@ -20,8 +19,8 @@ import sys
 import types
 from collections import deque
 from collections.abc import Iterator, Set
-from dataclasses import dataclass, fields
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -36,8 +35,7 @@ from tarry.replay.reasons import NotReplayableError
 MAX_BYTES = 1 << 16
 MAX_ITEMS = 10_000
 """Of an array, and of a container: longer ones are not looked into."""
-_LOAD_VARIABLE = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME")
-_CALLS_BY_LOAD_ATTR = sys.version_info >= (3, 12)
+_LOADS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME")
 MAX_HOPS = 3
 """From the function, over functions and objects, to the last ones that are looked into."""
 _MISSING = object()
@@ -61,48 +59,36 @@ def default_devices() -> tuple[str, ...] | None:
     return tuple(str(mode.device) for mode in modes)
 
 
-@dataclass(frozen=True)
-class _Names:
+class _Names(NamedTuple):
     """What a function's own code names, functions defined in it included."""
 
-    variables: frozenset[str] = frozenset()  # global ones
-    read: frozenset[str] = frozenset()  # attributes
-    called: frozenset[str] = frozenset()  # attributes that are called at once: no plain values
-    chains: frozenset[tuple[str, ...]] = frozenset()  # a variable, an attribute of it, an attribute of that, ...
-
-    def __or__(self, other: _Names) -> _Names:
-        return _Names(*(getattr(self, f.name) | getattr(other, f.name) for f in fields(self)))
+    variables: frozenset[str]  # global ones
+    attributes: frozenset[str]  # strings that may be meant for getattr included
+    chains: frozenset[tuple[str, ...]]  # a variable, an attribute of it, an attribute of that, ...
 
 
 @functools.lru_cache(maxsize=512)
 def _names_in(code: types.CodeType) -> _Names:
-    variables, read, called, chains = set(), set(), set(), set()
-    chain: tuple[str, ...] = ()  # that the instruction before has loaded
+    attributes = {value for value in code.co_consts if isinstance(value, str) and value.isidentifier()}
+    variables, chains, chain = set(), set(), tuple[str, ...]()
     for each in dis.get_instructions(code):
+        if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            variables.add(each.argval)
+        elif each.opname.endswith(("_ATTR", "_METHOD", "IMPORT_FROM")):
+            attributes.add(each.argval)
         if each.opname in ("LOAD_ATTR", "LOAD_METHOD") and chain:
             chain = (*chain, each.argval)
             chains.add(chain)
         elif each.opname != "CACHE":
-            chain = (each.argval,) if each.opname in _LOAD_VARIABLE else ()
-        if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            variables.add(each.argval)
-        elif each.opname == "LOAD_METHOD" or (
-            _CALLS_BY_LOAD_ATTR and each.opname == "LOAD_ATTR" and (each.arg or 0) & 1
-        ):
-            called.add(each.argval)
-        elif each.opname in ("LOAD_ATTR", "IMPORT_FROM", "STORE_ATTR", "DELETE_ATTR"):
-            read.add(each.argval)
-        elif each.opname == "LOAD_CONST" and isinstance(each.argval, str) and each.argval.isidentifier():
-            read.add(each.argval)  # for getattr
-    names = _Names(*map(frozenset, (variables, read, called, chains)))
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            names |= _names_in(inner)
-    return names
+            chain = (each.argval,) if each.opname.startswith(_LOADS) else ()
+    inner = [_names_in(value) for value in code.co_consts if isinstance(value, types.CodeType)]
+    return _Names(
+        *(frozenset(own).union(*more) for own, *more in zip((variables, attributes, chains), *inner, strict=True))
+    )
 
 
 class _Contents:
-    """What is in a container that cannot be checked item by item. Objects in it count by identity."""
+    """What is in an object that cannot be checked item by item. Objects in it count by identity."""
 
     def __init__(self, container: Any) -> None:
         self._container = container
@@ -110,14 +96,23 @@ class _Contents:
     @property
     def all(self) -> Any:
         container = self._container
-        if isinstance(container, numpy.ndarray | array.array | bytearray):
-            size = container.nbytes if isinstance(container, numpy.ndarray) else memoryview(container).nbytes
-            if size > MAX_BYTES:
-                return size
-            return bytes(container) if isinstance(container, bytearray) else container.tobytes()
+        if isinstance(container, ContextVar):
+            container = (container.get(None),)
+        elif not isinstance(container, deque | Set):
+            with memoryview(container) as buffer:
+                return buffer.tobytes() if buffer.nbytes <= MAX_BYTES else buffer.nbytes
         if len(container) > MAX_ITEMS:
             return len(container)
         return tuple(item if isinstance(item, PLAIN) else id(item) for item in container)
+
+
+def _is_buffer(value: Any) -> bool:
+    """Whether it is an array of numbers: numpy's, Python's, or C's."""
+    try:
+        with memoryview(value) as buffer:
+            return "O" not in buffer.format
+    except (TypeError, ValueError, BufferError):
+        return False
 
 
 @functools.lru_cache(maxsize=512)
@@ -137,7 +132,7 @@ class Guards(Checks):
         self._generators: list[tuple[str, Any]] = []  # of random numbers, by path
         self._optimizers: list[torch.optim.Optimizer] = []
         self._seen: dict[int, Any] = {}
-        self._code = _Names()
+        self._code: frozenset[str] = frozenset()
         self._looks_at_rates = False
         self._devices = default_devices()
         self._gather(function, 0)
@@ -151,6 +146,8 @@ class Guards(Checks):
             for name in registries:
                 if (hooks := getattr(sys.modules[module], name, None)) is not None:
                     self.entries(hooks, name)
+        self.holders = [t for t in self.tensors if t.requires_grad and t.is_leaf]
+        """Of gradients."""
         self._host_versions = [(t, t._version) for t in self.tensors if t.device.type != "tarry"]
         self.counts = {id(count): optimizer for optimizer in self._optimizers for count in host_counts(optimizer)}
         """Of steps, on the host, by id."""
@@ -166,24 +163,24 @@ class Guards(Checks):
     def _gather(self, function: Any, hops: int) -> None:
         """Collect the names that the function's code has, and that of the functions which it names."""
         owner, function = getattr(function, "__self__", function), _code_of(function)
-        if not isinstance(function, types.FunctionType) or id(function) in self._seen or hops > MAX_HOPS:
+        if _is_foreign(function) or id(function) in self._seen or hops > MAX_HOPS:
             return
         self._seen[id(function)] = function
-        code = function.__code__
-        names = _names_in(code)
-        self._code |= names
-        if (function.__module__ or "").partition(".")[0] != "torch":
-            self._looks_at_rates = self._looks_at_rates or not _RATES.isdisjoint(names.read | names.called)
-        reached = {name: function.__globals__[name] for name in names.variables if name in function.__globals__}
-        reached |= dict(zip(code.co_freevars, map(_content, function.__closure__ or ()), strict=True))
-        reached |= dict.fromkeys(code.co_varnames[:1], owner)
-        for value in reached.values():
-            if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
+        names = _names_in(function.__code__)
+        self._code |= names.attributes
+        self._looks_at_rates = self._looks_at_rates or not _RATES.isdisjoint(names.attributes)
+        named = {name: function.__globals__[name] for name in names.variables if name in function.__globals__}
+        named |= dict(zip(function.__code__.co_freevars, map(_content, function.__closure__ or ()), strict=True))
+        named |= dict.fromkeys(function.__code__.co_varnames[:1], owner)
+        for value in named.values():
+            wraps = _own_attribute(value, "__wrapped__") is not None
+            if wraps or isinstance(value, types.FunctionType | types.MethodType | functools.partial):
                 self._gather(value, hops + 1)
         for variable, *attributes, name in names.chains:
-            owner = functools.reduce(_own_attribute, attributes, reached.get(variable))
-            if isinstance(method := getattr(type(owner), name, None), types.FunctionType):
-                self._gather(types.MethodType(method, owner), hops + 1)
+            owner = functools.reduce(_own_attribute, attributes, named.get(variable))
+            for method in (_own_attribute(owner, name), getattr(type(owner), name, None)):
+                if isinstance(method, types.FunctionType):
+                    self._gather(types.MethodType(method, owner), hops + 1)
 
     def _visit(self, value: Any, path: str, hops: int, *, under_module: bool = False) -> None:
         """Look at an object, once, by what it is."""
@@ -201,10 +198,8 @@ class Guards(Checks):
                 self._container(value, path, hops, under_module)
             case deque() | Set() if under_module:
                 self.length(value, path)
-            case deque() | Set() | numpy.ndarray() | array.array() | bytearray():
-                contents = _Contents(value)
-                self._seen[id(contents)] = contents  # kept alive
-                self.attribute(contents, "all", f"the contents of {path}")
+            case deque() | Set() | ContextVar():
+                self._contents(value, path)
             case functools.partial():
                 self._visit(value.func, path, hops)
                 self._visit((value.args, value.keywords), f"{path}.args", hops)
@@ -218,15 +213,22 @@ class Guards(Checks):
             case type():
                 self._class(value, path)
             case types.ModuleType():
-                self._named(vars(value), path, hops, only_plain=True)
+                self._named(vars(value), path, hops, only=(*PLAIN, types.FunctionType))
             case _ if _is_stream(value) and not under_module:
                 raise NotReplayableError(
                     f"it can take from {path}, a {type(value).__name__}, which a replay would not do. Take from it "
                     f"outside of the function, and pass what it gives as an argument"
                 )
+            case _ if _is_buffer(value):
+                self._contents(value, path)
             case _:
                 self._looks_at_rates = self._looks_at_rates or isinstance(value, LRScheduler)
-                self._object(value, path, hops, under_module)
+                self._object(value, path, hops, under_module or is_torchs(value))
+
+    def _contents(self, container: Any, path: str) -> None:
+        contents = _Contents(container)
+        self._seen[id(contents)] = contents  # kept alive
+        self.attribute(contents, "all", f"the contents of {path}")
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> None:
         self.tensors.append(tensor)
@@ -278,7 +280,7 @@ class Guards(Checks):
         for name, value in content.items():
             if name.endswith("_hooks") and isinstance(value, dict):
                 self.entries(value, f"{path}.{name}")
-            elif not name.startswith("_") and (isinstance(value, PLAIN) or name in self._code.called):
+            elif not name.startswith("_") and (isinstance(value, PLAIN) or name in self._code):
                 self.dict_item(content, name, f"{path}.{name}")
         self.length(content, path)  # what is not there yet may hide what the class has
 
@@ -308,6 +310,8 @@ class Guards(Checks):
             self._visit(value, f"{path}[{name}]", hops, under_module=under_module)
 
     def _function(self, function: types.FunctionType, path: str, hops: int) -> None:
+        if _is_foreign(function):
+            return
         for name in ("__code__", "__defaults__"):
             self._visit(self.attribute(function, name, f"{path}.{name}"), f"{path}.{name}", hops)
         if function.__kwdefaults__:
@@ -316,23 +320,24 @@ class Guards(Checks):
             if (value := _content(cell)) is not _MISSING:
                 self.cell(cell, value, name)
                 self._visit(value, name, hops + 1)
+        self._named(function.__dict__, path, hops)
         content = function.__globals__
         for name in sorted(_names_in(function.__code__).variables & content.keys()):
             self.dict_item(content, name, name)
             self._visit(content[name], name, hops + 1)
 
-    def _object(self, obj: Any, path: str, hops: int, under_module: bool) -> None:
-        for name in sorted(_slots_of(type(obj)) & self._code.read):  # type: ignore[arg-type]
+    def _object(self, obj: Any, path: str, hops: int, all_plain: bool) -> None:
+        for name in sorted(_slots_of(type(obj)) & self._code):  # type: ignore[arg-type]
             if hasattr(obj, name):
                 self._visit(self.attribute(obj, name, f"{path}.{name}"), f"{path}.{name}", hops + 1)
         content = getattr(obj, "__dict__", None)
         if type(content) is not dict:
             return
         if callable(wrapped := content.get("__wrapped__")):  # another compiled function, a cached one
-            self._visit(wrapped, path, hops, under_module=under_module)
+            self._visit(wrapped, path, hops)
             return
         self._class(type(obj), path)
-        if under_module:  # whose code may read any of them
+        if all_plain:  # code that is not looked at may read any of them
             for name, value in content.items():
                 if isinstance(value, PLAIN):
                     self.dict_item(content, name, f"{path}.{name}")
@@ -340,11 +345,10 @@ class Guards(Checks):
             self.length(content, path)  # what is not there yet may hide what the class has
             self._named(content, path, hops)
 
-    def _named(self, content: dict[str, Any], path: str, hops: int, *, only_plain: bool = False) -> None:
-        """The attributes of an object, or of a Python module, that code names."""
-        for name in sorted((self._code.read | self._code.called) & content.keys()):
-            is_plain = isinstance(content[name], PLAIN)
-            if name in self._code.read if is_plain else not only_plain:
+    def _named(self, content: dict[str, Any], path: str, hops: int, only: tuple[type, ...] = (object,)) -> None:
+        """The attributes of an object, of a function, or of a Python module, that code names."""
+        for name in sorted(self._code & content.keys()):
+            if isinstance(content[name], only):
                 self.dict_item(content, name, f"{path}.{name}")
                 self._visit(content[name], f"{path}.{name}", hops + 1)
 
@@ -354,7 +358,7 @@ class Guards(Checks):
             if id(base) not in self._seen or base is cls:
                 self._seen[id(base)] = base
                 for name, value in vars(base).items():
-                    if name in self._code.read and isinstance(value, PLAIN) and not name.startswith("__"):
+                    if name in self._code and isinstance(value, PLAIN) and not name.startswith("__"):
                         self.attribute(base, name, f"{path}.{name}")
 
     # ---- is it still the same?
@@ -411,6 +415,11 @@ def _code_of(function: Any) -> Any:
         else:
             return getattr(type(function), "forward" if isinstance(function, nn.Module) else "__call__", None)
     return function
+
+
+def _is_foreign(function: Any) -> bool:
+    """Whether there is no Python code to look at, or it is PyTorch's."""
+    return not isinstance(function, types.FunctionType) or (function.__module__ or "").partition(".")[0] == "torch"
 
 
 def _own_attribute(obj: Any, name: str) -> Any:

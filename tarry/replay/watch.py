@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import random
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -16,22 +15,17 @@ from typing import Any
 
 import numpy
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten  # private; checked on torch 2.11 and 2.13
+from torch.utils._pytree import TreeSpec  # private; checked on torch 2.11 and 2.13
 
 from tarry.native import C
 from tarry.replay.autograd import graph_is_alive
-from tarry.replay.capture import Capture, Made, Place, Result
+from tarry.replay.capture import Capture, Made, Place, Result, flatten_result
 from tarry.replay.checks import PLAIN
 from tarry.replay.guards import Guards, state_of
 from tarry.replay.host import HostWatch
 from tarry.replay.rates import RateWatch
 from tarry.replay.reasons import CountedOnHostError, DisturbedError, NotReplayableError, where
 from tarry.runtime.sync import Runtime
-
-
-def _device_rng(device: int) -> tuple[int, int]:
-    state = bytes(C.default_generator(device).get_state().tolist())
-    return int.from_bytes(state[:8], sys.byteorder), int.from_bytes(state[8:], sys.byteorder)
 
 
 def _host_rng() -> list[Any]:
@@ -53,43 +47,58 @@ class Watch:
         rates: Sequence[dict[str, Any]] = (),
         *,
         plan: Capture | None = None,
+        expectation: Any = None,
     ) -> None:
         self._is_verified = plan is not None
+        self._plan, self._expectation = plan, expectation
+        self._is_met = False
         self._sees_host = plan is None or bool(plan.hosts)  # which may be literals
         self._runtime = runtime
         self._guards = guards
         self._leaves = leaves
         self._device = C.current_device()
-        self._holders = [t for t in guards.tensors if t.requires_grad and t.is_leaf]
+        self._holders = guards.holders
         self._argument_holders = [
             (k, t) for k, t in enumerate(leaves) if isinstance(t, torch.Tensor) and t.requires_grad and t.is_leaf
         ]
         self._snapshots: list[Any] = []
+        self._argument_gradients: list[int] = []
+        self._host_rng: list[Any] | None = None
+        self._generators: list[tuple[str, Any]] = []
         self.disturbed = False
         self.rates = RateWatch(rates)
 
     def run(self, call: Callable[[], Any]) -> Any:
         """Call, and note what happens. What the call raises is raised. Nothing is pending when it begins."""
         runtime = self._runtime
-        self._gradients = [_gradient_serial(t) for t in self._holders]
-        self._argument_gradients = [_gradient_serial(t) for _, t in self._argument_holders]
-        self._device_rng = _device_rng(self._device)
-        self._host_rng = None if self._is_verified else _host_rng()
-        self._generators = [] if self._is_verified else self._guards.generator_states()
+        if self._argument_holders:
+            self._argument_gradients = C.gradient_serials([t for _, t in self._argument_holders])
+        if not self._is_verified:  # else the expectation knows
+            self._gradients = C.gradient_serials(self._holders)
+            self._device_rng = C.random_position(self._device)
+            self._host_rng = _host_rng()
+            self._generators = self._guards.generator_states()
         self._closures = runtime.closures_added
-        self._rates_before = repr([group["lr"] for group in self._guards.rates])
+        self._rates_before = self._rates_now()
         self._trace = C.Trace(self._device)
         thread = threading.get_ident()
 
+        results: list[Any] | None = None  # of the plan's kind, once the call is over
+
         def observe(batch: Any) -> None:
             self.disturbed = self.disturbed or threading.get_ident() != thread
-            self._snapshots.append(C.Snapshot(batch, self._trace))
+            is_first = not self._is_met and not self._snapshots
+            self._is_met = is_first and results is not None and self._expectation.met(batch, self._trace, results)
+            if not self._is_met:
+                self._snapshots.append(C.Snapshot(batch, self._trace))
 
         runtime.observer = observe
         self._host = HostWatch(self._trace, self._guards.counts.keys()) if self._sees_host else None
         try:
             with self._host or nullcontext(), self.rates:
                 result = call()
+            if self._plan is not None and self._host is None:
+                results = self._plan.made_results(result, self._leaves)
             runtime.sync_all("end of a compiled function")
             self._reads, self._overwritten = self._trace.reads, self._trace.overwritten
             self._first_serial = self._trace.first_serial
@@ -101,11 +110,26 @@ class Watch:
 
     # ---- the verdict
 
+    def did_the_same(self) -> bool:
+        """Whether the call did what was expected, and no more. If not, `judge` and `Capture.difference` say what."""
+        return (
+            self._is_met
+            and not self.disturbed
+            and self._runtime.closures_added == self._closures
+            and self._rates_now() == self._rates_before
+            and self._guards.failing(with_gradients=False, with_rates=not self._guards.rates) == -1
+        )
+
+    def _rates_now(self) -> str:
+        return repr([group["lr"] for group in self._guards.rates])
+
     def judge(self, result: Any) -> Capture:
         """What the call did. Raises NotReplayableError if a replay could not do the same."""
         if self.disturbed:
             raise DisturbedError("another thread recorded something, or needed a value, during the call")
         self._check_conduct()
+        if self._is_verified:
+            self._gradients, self._device_rng = self._expectation.gradient_serials, self._expectation.random_position
         snapshot = self._snapshots[0]
         self._kept: dict[int, int] = {}  # serials, numbered
         self._places_of_arguments()
@@ -133,7 +157,7 @@ class Watch:
             host_identities=[self._identity(t) for t in hosts],
             results=results,
             result_tree=tree,
-            in_graph=[isinstance(t, torch.Tensor) and t.requires_grad for t in tree_flatten(result)[0]],
+            in_graph=[isinstance(t, torch.Tensor) and t.requires_grad for t in flatten_result(result)[0]],
             written=[t for t in self._guards.tensors if C.storage_serial(t) in written],
         )
         counted = self._guards.counted_on_host()
@@ -161,7 +185,7 @@ class Watch:
                 f"it copies a host tensor into an existing one at {where(self._overwritten[0])}. Pass the host tensor "
                 f"as an argument, and move it with .to('tarry')"
             )
-        if repr([group["lr"] for group in self._guards.rates]) != self._rates_before:
+        if self._rates_now() != self._rates_before:
             raise NotReplayableError("it changes its surroundings: the learning rate of an optimizer")
         changed = self._guards.failing(with_gradients=False, with_counts=False, with_rates=not self._guards.rates)
         if changed != -1:
@@ -296,13 +320,13 @@ class Watch:
         return changes
 
     def _results(self, result: Any) -> tuple[list[Result], TreeSpec, list[Made]]:
-        leaves, tree = tree_flatten(result)
+        leaves, tree = flatten_result(result)
         results: list[Result] = []
         made: list[Made] = []
         numbered: dict[int, int] = {}
         for leaf in leaves:
             found = next((k for k, argument in enumerate(self._leaves) if argument is leaf), None)
-            if isinstance(leaf, PLAIN):
+            if isinstance(leaf, (*PLAIN, torch.Size)):
                 results.append(Result("value", leaf))
             elif found is not None:
                 results.append(Result("argument", found))
@@ -337,7 +361,7 @@ class Watch:
 
     def _draws(self, snapshot: Any) -> tuple[int, list[tuple[int, int]]]:
         """How many seeds the call has drawn, and which random node has which of them."""
-        before, after = self._device_rng, _device_rng(self._device)
+        before, after = self._device_rng, C.random_position(self._device)
         if before[0] != after[0] or after[1] < before[1]:
             raise NotReplayableError("it seeds the generator of device 'tarry'. Seed outside of the function")
         draws = after[1] - before[1]
@@ -348,14 +372,6 @@ class Watch:
                 raise NotReplayableError("it draws random numbers from another generator than the device's own")
             seeds.append((node, drawn[seed]))
         return draws, seeds
-
-
-def _gradient_serial(tensor: torch.Tensor) -> int:
-    gradient = tensor.grad
-    if gradient is None:
-        return 0
-    serial: int = C.storage_serial(gradient)
-    return serial
 
 
 def _made(place: Place, tensor: torch.Tensor) -> Made:

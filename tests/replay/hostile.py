@@ -30,6 +30,8 @@ class Case:
     step: Callable[[Tensor], Any]
     change: Callable[[], object] = lambda: None
     state: Callable[[], list[Tensor]] = list
+    before: Callable[[int], object] = lambda k: None  # what happens before the call of that number
+    around: Callable[[int], Any] | None = None  # a context for that call
 
 
 Make = Callable[[str], Case]

@@ -8,6 +8,7 @@ import ctypes
 import decimal
 import functools
 import gc
+import importlib
 import logging
 import mmap
 import multiprocessing
@@ -123,14 +124,12 @@ def _lock() -> Place:
 
 
 def _package() -> Place:
-    package = types.ModuleType("hostile_package")
+    name = f"hostile_package_{len(sys.modules)}"
+    package = sys.modules[name] = types.ModuleType(name)
     exec("value = 2.0\ndef read(): return value", package.__dict__)
-    sys.modules["hostile_package"] = package
 
     def read() -> float:
-        from hostile_package import read as inner  # type: ignore[import-not-found]
-
-        return inner()  # type: ignore[no-any-return]
+        return importlib.import_module(name).read()  # type: ignore[no-any-return]
 
     return read, lambda v: setattr(package, "value", v)
 

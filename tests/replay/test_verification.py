@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import tarry
 from tarry.replay.verification import MEAN_GAP, Verification
+from tarry.replay.watch import Watch
 from tests.replay.hostile_places import Hidden
 from tests.support import tarry_only
 
@@ -72,6 +73,29 @@ def test_how_much_is_verified(verify: Any, counts: tuple[int, int, int]) -> None
 def test_wrong_settings(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         tarry.compile(lambda x: x, **wrong)
+
+
+def test_a_call_that_does_the_same_is_not_described_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The native comparison is enough: with random numbers, gradients, and batches that come from the host."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2)).to("tarry")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def function(batch: dict[str, Tensor]) -> Any:
+        optimizer.zero_grad()
+        loss = model(batch["x"].to("tarry")).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        return {"loss": loss, "sizes": (3, batch["x"].shape)}
+
+    step = tarry.compile(function, verify=1)
+    for _ in range(3):
+        step({"x": torch.randn(4, 3)})
+    described: list[Any] = []
+    monkeypatch.setattr(Watch, "judge", lambda *args: described.append(args))
+    for _ in range(5):
+        step({"x": torch.randn(4, 3)})
+    assert step.verified == 5, step.explain()
+    assert not described
 
 
 # ---- what a deviation does
@@ -145,6 +169,30 @@ def test_an_exception_has_the_next_call_verified() -> None:
     scale.value = 3.0
     with pytest.raises(tarry.ReplayError, match="4 calls, 8 to 11"):
         step(ones(2))
+
+
+def test_an_exception_says_which_calls_were_replayed() -> None:
+    fails = Hidden(False)
+
+    def function(x: Tensor) -> Tensor:
+        if fails.value:
+            raise KeyError("mine")
+        return x * 2
+
+    step = tarry.compile(function)
+    for _ in range(11):
+        step(ones(2))
+    fails.value = True
+    with pytest.raises(KeyError, match="mine") as caught:
+        step(ones(2))
+    assert "4 calls, 8 to 11, were replayed since call 7" in caught.value.__notes__[0]
+
+
+def test_a_size_is_returned_as_what_it_is() -> None:
+    step = tarry.compile(lambda x: (x * 2, x.shape))
+    for _ in range(5):
+        assert type(step(ones(2))[1]) is torch.Size
+    assert step.replays == 2, step.explain()
 
 
 def test_another_plan_is_verified_when_it_comes_back() -> None:
