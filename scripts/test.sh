@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs tarry with its test tools into .venv and runs every check. Arguments replace the list of checks:
 #   bash scripts/test.sh                 all of them
-#   bash scripts/test.sh lint types      some of: lint types native fast slow
+#   bash scripts/test.sh lint types      some of: lint format types native quick fast slow
+# `quick` is the part of `fast` to run while working: less than a minute. `all of them` leaves it out.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
@@ -20,17 +21,30 @@ generated() ( # fails if the generated files of the example are stale
     --backend-name numpy --check
 )
 
+# Recording, views, graphs and passes on the reference path: nothing here waits for a compiler.
+quick() {
+  "$python" -m pytest -n 2 --dist worksteal -q -m "not slow" tests/ir tests/passes tests/recorder tests/aliasing tests/programs \
+    tests/test_layers.py tests/native/test_stub.py
+}
+
+formatted() { # fails if ruff format or clang-format would change a file
+  "$python" -m ruff format --check . &&
+    find tarry/csrc -name '*.cpp' -o -name '*.h' | xargs .venv/bin/clang-format --dry-run --Werror
+}
+
 for check in "${@:-lint types native fast slow}"; do
   for name in $check; do
     echo "== $name"
     case $name in
       lint) "$python" -m ruff check . && generated ;;
+      format) formatted ;;
       types) "$python" -m mypy ;;
       native) "$python" -m tarry.native ;;
+      quick) quick ;;
       fast) tests "not slow" ;;
       slow) tests "slow" ;;
       *)
-        echo "unknown check '$name'; the checks are: lint types native fast slow" >&2
+        echo "unknown check '$name'; the checks are: lint format types native quick fast slow" >&2
         exit 2
         ;;
     esac

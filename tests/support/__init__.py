@@ -46,7 +46,7 @@ def reset_device(name: str = DEVICE) -> None:
     tarry.metrics.reset()
 
 
-def counters(name: str = DEVICE) -> dict[str, int]:
+def counters(name: str = DEVICE) -> dict[str, float]:
     """The device's counters; empty for a device that has none."""
     if name != "tarry":
         return {}
@@ -55,7 +55,7 @@ def counters(name: str = DEVICE) -> dict[str, int]:
     return dict(tarry.metrics.counters())
 
 
-def fallbacks(name: str = DEVICE) -> dict[str, int]:
+def fallbacks(name: str = DEVICE) -> dict[str, float]:
     """Operators that ran eagerly since the last reset, with their counts."""
     prefix = "fallback/"
     return {key.removeprefix(prefix): n for key, n in counters(name).items() if key.startswith(prefix)}
