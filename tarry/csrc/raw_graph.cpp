@@ -169,6 +169,17 @@ class RawGraph {
     return py::make_tuple("edge", ids_[source.node->first_slot + source.output], layout(source.view));
   }
 
+  // For each result that may be a new tensor: whether there is one.
+  static py::tuple returned(const Signature& signature) {
+    py::list found;
+    for (const Signature::Item& item : signature.items) {
+      if (item.kind == Signature::Return::Fresh || item.kind == Signature::Return::Undefined) {
+        found.append(item.kind == Signature::Return::Fresh);
+      }
+    }
+    return py::tuple(found);
+  }
+
   py::dict describe(const Node& node) {
     py::list arguments, outputs, mutated;
     size_t edge = 0, constant = 0, slot = 0;
@@ -225,6 +236,7 @@ class RawGraph {
     result["args"] = arguments;
     result["outputs"] = outputs;
     result["fresh"] = node.signature->fresh.size();
+    result["returned"] = returned(*node.signature);
     result["mutated"] = mutated;
     result["site"] = node.site;
     result["file"] = file;

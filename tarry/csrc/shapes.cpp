@@ -24,7 +24,8 @@ namespace {
 // What the stand-ins for the arguments are like.
 struct StandIns {
   bool ones = false; // instead of zeros
-  bool single = false; // of one element, where the argument has any
+  bool tiny = false; // of two elements in each dimension at most; kernels check less of a single element (fill_ of float16)
+  bool usual_dtypes = false; // float32 for what is floating or complex, int64 for integers
   bool shared = false; // they share memory as the arguments do
   int64_t chosen = -1; // if not negative: how many elements masks choose
 };
@@ -94,11 +95,13 @@ struct Probe {
     if (wrapped) {
       return tensor;
     }
-    const auto options = at::TensorOptions().dtype(tensor.scalar_type()).device(device);
+    const at::ScalarType given = tensor.scalar_type();
+    const at::ScalarType usual = given == at::kBool ? given : at::isIntegralType(given, false) ? at::kLong : at::kFloat;
+    const auto options = at::TensorOptions().dtype(form.usual_dtypes ? usual : given).device(device);
     at::Tensor result;
-    if (form.single) {
+    if (form.tiny) {
       c10::DimVector sizes(tensor.sizes());
-      std::for_each(sizes.begin(), sizes.end(), [](int64_t& size) { size = std::min<int64_t>(size, 1); });
+      std::for_each(sizes.begin(), sizes.end(), [](int64_t& size) { size = std::min<int64_t>(size, 2); });
       result = at::empty(sizes, options);
     } else if (form.shared && is_tarry(tensor) && tensor.numel() > 0) {
       result = in_shared_memory(tensor);
@@ -567,6 +570,44 @@ std::unique_ptr<Signature> try_on_cpu(
   return signature;
 }
 
+// Rules and meta kernels, which large calls rely on, look at little besides sizes. So the real kernel is tried on two elements in each
+// dimension, and refuses the call if sizes cannot be the reason: in a pointwise operator, or if usual dtypes are accepted.
+void check_dtypes(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
+  const c10::Device cpu(c10::kCPU);
+  std::exception_ptr refused, other;
+  if (!try_on(cpu, op, arguments, refused, {.tiny = true}) &&
+      (op.has(kPointwise) || try_on(cpu, op, arguments, other, {.tiny = true, .usual_dtypes = true}))) {
+    std::rethrow_exception(refused);
+  }
+}
+
+// Whether a convolution has numbers that its meta kernel accepts and real kernels refuse: before they compute anything.
+bool is_odd_convolution(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
+  if (op.name != "aten::convolution") {
+    return false;
+  }
+  const auto dims = static_cast<size_t>(std::max<int64_t>(arguments[0].toTensor().dim() - 2, 0));
+  const auto is_odd = [&](size_t argument, int64_t least) {
+    const auto values = arguments[argument].toIntVector();
+    return (values.size() != dims && values.size() != 1) || std::any_of(values.begin(), values.end(), [&](int64_t v) { return v < least; });
+  };
+  const int64_t groups = arguments[8].toInt();
+  if (is_odd(3, 1) || is_odd(4, 0) || is_odd(5, 1) || is_odd(7, 0) || groups < 1) { // stride, padding, dilation, output_padding
+    return true;
+  }
+  const auto at_dim = [&](size_t argument, size_t i) {
+    const auto values = arguments[argument].toIntVector();
+    return values[values.size() == 1 ? 0 : i];
+  };
+  for (size_t i = 0; i < dims; ++i) {
+    if (at_dim(7, i) > 0 && at_dim(7, i) >= std::max(at_dim(3, i), at_dim(5, i))) {
+      return true;
+    }
+  }
+  const int64_t channels = arguments[1].toTensor().size(0);
+  return arguments[6].toBool() && (channels < groups || channels % groups != 0); // transposed
+}
+
 // Convolutions keep channels_last on every real device; their meta kernel does not know of ours.
 void keep_memory_format(const Operator& op, c10::ArrayRef<c10::IValue> arguments, Signature& signature) {
   if (op.name != "aten::convolution" || signature.fresh.empty()) {
@@ -670,16 +711,21 @@ std::unique_ptr<Signature> infer_signature(const Operator& op, c10::ArrayRef<c10
   }
   std::exception_ptr refused; // by the CPU
   const bool verifies = op.has(kVerify) && real_device().is_cpu();
-  const bool small = verifies && is_small(op, arguments);
-  if (small) {
+  const bool tried_first = verifies && (is_small(op, arguments) || is_odd_convolution(op, arguments));
+  if (tried_first) {
     if (auto signature = try_on_cpu(op, arguments, refused)) {
       return signature;
     }
-  } else if (auto signature = try_rule(op, arguments)) {
-    return signature;
+  } else {
+    if (verifies) {
+      check_dtypes(op, arguments);
+    }
+    if (auto signature = try_rule(op, arguments)) {
+      return signature;
+    }
   }
   if (auto signature = try_on(c10::Device(c10::kMeta), op, arguments, meta_error)) {
-    if (verifies && !small && proves_small(op, arguments, *signature)) {
+    if (verifies && !tried_first && proves_small(op, arguments, *signature)) {
       if (auto tried = try_on_cpu(op, arguments, refused)) {
         return tried;
       }
@@ -775,7 +821,7 @@ void verify_call(const Scan& scan, c10::ArrayRef<c10::IValue> arguments) {
       std::rethrow_exception(error);
     }
   }
-  if (try_on(cpu, op, arguments, error, {.single = true})) {
+  if (try_on(cpu, op, arguments, error, {.tiny = true})) {
     return;
   }
   if (small) {
@@ -785,9 +831,9 @@ void verify_call(const Scan& scan, c10::ArrayRef<c10::IValue> arguments) {
     }
     return;
   }
-  // Either the numbers are wrong, or one element is too few.
+  // Either the numbers are wrong, or two elements are too few.
   std::exception_ptr other;
-  if (op.has(kPointwise) || op.has(kChecksNumbers) || try_on(cpu, op, with_ones_for_numbers(op, arguments), other, {.single = true})) {
+  if (op.has(kPointwise) || op.has(kChecksNumbers) || try_on(cpu, op, with_ones_for_numbers(op, arguments), other, {.tiny = true})) {
     std::rethrow_exception(error);
   }
 }

@@ -127,7 +127,7 @@ Result elementwise(at::ScalarType dtype, Arguments arguments) {
 
 Result arithmetic(Arguments arguments) {
   const at::Tensor* self = first_of_pair(arguments);
-  const bool scaled = arguments.size() > 2 && !is_number(arguments[2]); // alpha
+  const bool scaled = arguments.size() > 2 && !(arguments[2].isInt() || arguments[2].isDouble()); // alpha, complex or a bool
   return self && is_real(*self) && !scaled ? elementwise(self->scalar_type(), arguments) : nullptr;
 }
 

@@ -19,7 +19,6 @@ import torch
 from tarry.codegen.op_table import facts
 from tarry.errors import IRError
 from tarry.ir.graph import HERE, Graph, GraphBuilder, Number, NumberKind, Site, Value
-from tarry.ir.infer import infer
 from tarry.ir.layout import Layout, TensorType, disjoint
 from tarry.ir.operators import HIDDEN_WRITES, STRIDED_SCATTER, STRIDED_VIEW, Operator, operator
 from tarry.ir.raw import RawArgument, RawGraph, RawLayout, RawNode
@@ -176,7 +175,7 @@ class _FromRaw:
         site = Site(node["file"], node["line"]) if node.get("file") else None
         region = node.get("region", 0)
         args = [self._arg(arg, site, region) for arg in raw_args]
-        fresh_types = _with_holes(described, args, fresh_types)
+        fresh_types = _with_holes(described, node.get("returned", ()), fresh_types)
         seed = self._arg(node["seed"], site, region) if node.get("seed") else None
         written_types = []
         for id_, layout in written:
@@ -219,21 +218,18 @@ class _FromRaw:
 
 
 def _with_holes(
-    described: Operator, args: Sequence[Any], types: Sequence[TensorType | None]
+    described: Operator, returned: tuple[bool, ...], types: Sequence[TensorType | None]
 ) -> Sequence[TensorType | None]:
-    """The types of the fresh outputs, with None for those that the operator does not return. A raw graph may leave
-    those out (`convolution_backward` with a mask that turns off a gradient)."""
+    """The types of the fresh outputs, with None for those that the operator does not return. A raw graph leaves those
+    out. `returned` is what the kernel gives, which is not always what an `output_mask` asks for:
+    `convolution_backward` computes the weight's gradient with the bias's."""
     count = described.fresh_count
     if count is None or len(types) >= count:
         return types
-    mask = args[described.index_of("output_mask")] if described.index_of("output_mask") >= 0 else None
-    if not (isinstance(mask, tuple) and len(mask) == count and sum(mask) == len(types)):
-        # Without a mask, or with one that the meta kernel ignores in part (`native_batch_norm_backward`).
-        mask = tuple(type_ is not None for type_ in infer(described.name, tuple(args)))
-    if sum(mask) != len(types):
-        raise IRError(f"raw graph: {described.name} has {len(types)} fresh outputs, but returns {sum(mask)}")
+    if len(returned) != count or sum(returned) != len(types):
+        raise IRError(f"raw graph: {described.name} has {len(types)} fresh outputs, but returns {sum(returned)}")
     rest = iter(types)
-    return [next(rest) if there else None for there in mask]
+    return [next(rest) if there else None for there in returned]
 
 
 def _is_per_tensor(type_: str) -> bool:

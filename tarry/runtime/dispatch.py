@@ -9,7 +9,7 @@ from __future__ import annotations
 
 # `signal` without its enumerations, which cost more than the calls: this is done every step.
 import _signal  # type: ignore[import-not-found]
-import gc
+import _thread
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -73,9 +73,15 @@ def compiling() -> Iterator[None]:
 
 
 def apart(function: Callable[[], T]) -> T:
-    """Call a function on a thread of its own, where nothing is switched on. For compiling: that uses modes itself."""
+    """Call a function on a thread of its own, where nothing is switched on. For compiling: that uses modes itself.
+
+    The collector stays off: a finaliser of the user's that needs a value could not be served on that thread. The thread
+    is a plain one, since an interrupt in the middle of `threading.Thread.start()` or `join()` may come out as another
+    error."""
     outcome: list[T] = []
     failure: list[BaseException] = []
+    done = _thread.allocate_lock()
+    done.acquire()
 
     def work() -> None:
         try:
@@ -83,16 +89,11 @@ def apart(function: Callable[[], T]) -> T:
                 outcome.append(function())
         except BaseException as error:
             failure.append(error)
+        finally:
+            done.release()
 
-    thread = threading.Thread(target=work, name="tarry-compile", daemon=True)
-    collects = gc.isenabled()
-    gc.enable()  # compilers make much garbage; the step that waits for this one has disabled the collector
-    try:
-        thread.start()
-        thread.join()
-    finally:
-        if not collects:
-            gc.disable()
+    _thread.start_new_thread(work, ())
+    done.acquire()
     if failure:
         try:
             raise failure[0]

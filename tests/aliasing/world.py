@@ -84,6 +84,7 @@ class World:
     made: int = 0
     ignored: frozenset[str] = frozenset()  # facts that are eager's own affair
     exact: bool = True  # the reference backend runs the kernels of eager; what a compiler makes may round otherwise
+    relative: float | None = None  # what counts as rounding, if not what PyTorch's own tests take for the dtype
 
     def __post_init__(self) -> None:
         self.cpu.update(torch=torch, D="cpu", cut=lambda: None, read=_read)
@@ -171,7 +172,7 @@ class World:
         if self.exact or not (expected.is_floating_point() or expected.is_complex()):
             return bool(((actual == expected) | (actual.isnan() & expected.isnan())).all())
         try:
-            torch.testing.assert_close(actual, expected, equal_nan=True)
+            torch.testing.assert_close(actual, expected, rtol=self.relative, atol=self.relative, equal_nan=True)
         except AssertionError:
             return False
         return True

@@ -188,3 +188,20 @@ def test_module_to_dtype_and_half() -> None:
     net = nn.Linear(2, 2).to(DEVICE).to(torch.bfloat16)
     assert net(dev(torch.ones(1, 2)).bfloat16()).dtype == torch.bfloat16
     assert net.float().weight.dtype == torch.float32
+
+
+@tarry_only
+@pytest.mark.parametrize("backend", ["eager", "torchscript"])
+def test_a_bias_trains_while_its_weight_is_frozen(backend: str) -> None:
+    def gradients(device: str) -> list[Tensor]:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Conv2d(1, 3, 2), nn.ReLU(), nn.Conv2d(3, 2, 2)).to(device)
+        for convolution in (net[0], net[2]):
+            convolution.weight.requires_grad_(False)  # whose gradient the kernel computes all the same
+        net(torch.arange(16.0).view(1, 1, 4, 4).to(device)).square().mean().backward()
+        return [p.grad.cpu() for p in net.parameters() if p.grad is not None]
+
+    import tarry
+
+    tarry.set_backend(backend)
+    torch.testing.assert_close(gradients(DEVICE), gradients("cpu"))

@@ -74,6 +74,12 @@ NUMBERS: dict[str, tuple[Callable[..., object], tuple[object, ...], tuple[object
         (300,),
     ),
     "full with too much for a float": (lambda d, n: torch.zeros(4, device=d).fill_(n), (1e30,), (1e300,)),
+    "fill_ of half precision": (lambda d, n: torch.zeros(4, device=d, dtype=torch.float16).fill_(n), (1e3,), (1e6,)),
+    "fill_ of eight bits": (
+        lambda d, n: torch.zeros(4, device=d, dtype=torch.uint8).view(torch.float8_e4m3fn).fill_(n),
+        (3.0,),
+        (1000.0,),
+    ),
     "fill_ of a large tensor": (
         lambda d, n: torch.zeros(2**17, device=d, dtype=torch.uint8).fill_(n),
         (3,),
@@ -246,6 +252,33 @@ SHAPES_AND_DTYPES: dict[str, Call] = {
 @pytest.mark.parametrize("name", SHAPES_AND_DTYPES)
 def test_wrong_shapes_and_dtypes(name: str) -> None:
     _assert_same_error(SHAPES_AND_DTYPES[name])
+
+
+# Too large to be tried as they are: what is wrong with them is not their size.
+MANY = 2**17
+LARGE: dict[str, Call] = {
+    "alpha": lambda d: torch.add(torch.ones(MANY, device=d), torch.ones(MANY, device=d), alpha=True),
+    "bitwise": lambda d: torch.ones(MANY, device=d) & 1,
+    "relu": lambda d: torch.ones(MANY, device=d, dtype=torch.bool).relu(),
+    "max": lambda d: torch.ones(MANY, device=d, dtype=torch.complex64).max(),
+    "mm": lambda d: torch.ones(400, 400, device=d) @ torch.ones(400, 400, device=d, dtype=torch.float64),
+    "nll_loss": lambda d: F.nll_loss(torch.ones(MANY, 3, device=d), torch.zeros(MANY, dtype=torch.int32, device=d)),
+    **{
+        f"{convolve.__name__} {name}": lambda d, convolve=convolve, name=name, value=value: convolve(
+            torch.ones(1, 2, 300, 300, device=d), torch.ones(2, 2, 3, 3, device=d), **{name: value}
+        )
+        for convolve in (F.conv2d, F.conv_transpose2d)
+        for name, value in (("stride", 0), ("padding", -1), ("dilation", 0), ("groups", 0), ("padding", (1, 1, 1)))
+    },
+    "output_padding": lambda d: F.conv_transpose2d(
+        torch.ones(1, 2, 300, 300, device=d), torch.ones(2, 2, 3, 3, device=d), output_padding=5
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_wrong_dtypes_and_numbers_of_large_calls(name: str) -> None:
+    _assert_same_error(LARGE[name])
 
 
 def test_warnings_come_at_every_call() -> None:

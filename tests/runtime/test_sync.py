@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 
 import tarry
 from tarry.events import expect, record
+from tarry.ir import Graph, evaluate
 
 USES_DEVICE = True
 
@@ -191,3 +194,33 @@ def test_several_threads_sync_and_record_at_once() -> None:
     for thread in threads:
         thread.join()
     assert results == {k: [k + 50.0] * 4 for k in range(4)}
+
+
+def test_a_finaliser_that_reads_a_value_does_not_run_in_a_compile() -> None:
+    class Cycle:
+        seen: list[float] = []
+        errors: list[Exception] = []
+
+        def __init__(self) -> None:
+            self.tensor, self.me = torch.ones(3, device="tarry"), self
+
+        def __del__(self) -> None:
+            try:
+                self.seen.append((self.tensor * 2).sum().item())
+            except Exception as error:
+                self.errors.append(error)
+
+    class Littering(tarry.Backend):
+        name = "littering"
+
+        def compile(self, graph: Graph) -> Callable[..., list[torch.Tensor]]:
+            litter = [[[], {}] for _ in range(20_000)]  # enough for the collector to run
+            del litter
+            return lambda inputs, numbers: list(evaluate(graph, inputs, numbers))
+
+    tarry.set_backend(Littering())
+    for _ in range(20):
+        Cycle()
+    assert (torch.ones(3, device="tarry") + 1).tolist() == [2.0] * 3
+    gc.collect()
+    assert (Cycle.errors, Cycle.seen) == ([], [6.0] * 20)

@@ -290,7 +290,7 @@ def _whole(dtypes: Sequence[torch.dtype] | None, *overloads: Any) -> None:
 _whole(None, aten.acosh.default)  # overflows
 _whole(None, aten.atanh.default)  # nothing is left of a small number
 _whole(None, aten.nextafter.default)  # gives the neighbour in float32, whatever the type
-_whole(None, aten.softshrink.default)  # loses NaN
+_whole(None, aten.softshrink.default, aten.grid_sampler_2d.default)  # lose NaN, of the grid
 _whole(None, aten.fmax.default, aten.fmin.default)  # take the other of two zeros
 _whole(None, aten.ldexp.Tensor, aten.mvlgamma.default)  # are in eager made of operators whose results overflow
 _whole(  # begin with zero instead of the least or the greatest number, in vectorised loops
