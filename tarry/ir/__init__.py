@@ -1,5 +1,6 @@
 """The graph of a step: immutable, typed, checked, printable. See docs/ir.md."""
 
+from tarry.codegen.op_table import OpEntry, facts
 from tarry.errors import IRError
 from tarry.ir.build import from_raw
 from tarry.ir.evaluate import evaluate
@@ -38,11 +39,13 @@ __all__ = [
     "Layout",
     "Node",
     "Number",
+    "OpEntry",
     "Operator",
     "Site",
     "TensorType",
     "Value",
     "evaluate",
+    "facts",
     "from_raw",
     "infer",
     "leaves",

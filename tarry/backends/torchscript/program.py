@@ -12,13 +12,12 @@ from tarry.backends.base import PythonNumber
 from tarry.backends.torchscript.jit import Executable
 from tarry.ir.layout import TensorType
 
-
 _INTERRUPT = re.compile(r"^RuntimeError: (KeyboardInterrupt|SystemExit): (.*)$", re.MULTILINE)
 
 
 def _interrupt(error: RuntimeError) -> BaseException | None:
-    """The exception that has ended a kernel in Python, if that was no error: TorchScript makes a RuntimeError of it, and
-    leaves nothing but its text."""
+    """The exception that has ended a kernel in Python, if that was no error: TorchScript makes a RuntimeError of it,
+    and leaves nothing but its text."""
     found = _INTERRUPT.search(str(error))
     if found is None:
         return None
