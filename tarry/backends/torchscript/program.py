@@ -12,7 +12,6 @@ from tarry.backends.base import PythonNumber
 from tarry.backends.torchscript.jit import Executable
 from tarry.ir.layout import TensorType
 
-
 _INTERRUPT = re.compile(r"^RuntimeError: (KeyboardInterrupt|SystemExit): (.*)$", re.MULTILINE)
 
 
