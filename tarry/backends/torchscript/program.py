@@ -16,8 +16,8 @@ _INTERRUPT = re.compile(r"^RuntimeError: (KeyboardInterrupt|SystemExit): (.*)$",
 
 
 def _interrupt(error: RuntimeError) -> BaseException | None:
-    """The exception that has ended a kernel in Python, if that was no error: TorchScript makes a RuntimeError of it, and
-    leaves nothing but its text."""
+    """The exception that has ended a kernel in Python, if that was no error: TorchScript makes a RuntimeError of it,
+    and leaves nothing but its text."""
     found = _INTERRUPT.search(str(error))
     if found is None:
         return None
