@@ -15,6 +15,7 @@ ALLOWED: dict[str, set[str]] = {
     "config": set(),
     "events": set(),
     "trust": set(),
+    "pytree": set(),
     "metrics": {"events"},
     "native": {"errors", "config", "trust"},
     "codegen": {"errors", "trust"},
@@ -25,9 +26,9 @@ ALLOWED: dict[str, set[str]] = {
     "store": {"errors", "events", "ir", "native", "trust"},
     "backends": {"errors", "ir", "passes", "native", "codegen", "generated", "store"},
     "runtime": {"errors", "config", "events", "ir", "passes", "backends", "native", "store"},
-    "replay": {"errors", "events", "native", "runtime"},
+    "replay": {"errors", "events", "native", "pytree", "runtime"},
     "device": {"errors"},
-    "custom_ops": {"errors", "native", "ir", "passes", "backends", "_api"},
+    "custom_ops": {"errors", "native", "ir", "passes", "backends", "pytree", "_api"},
     "_custom_op": {"custom_ops"},
     "_custom_ops": {"custom_ops"},
     "examples": {"__init__"},  # as anybody's program
@@ -81,3 +82,51 @@ def test_a_backend_does_not_import_another() -> None:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tarry.backends.")
         }
         assert names <= shared | {backend}, relative
+
+
+def _module(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _edges(modules: dict[str, Path]) -> dict[str, set[str]]:
+    """Which module imports which: anywhere in it, also in functions and for types alone."""
+    edges: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        names: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                given = {f"{node.module}.{alias.name}" for alias in node.names}
+                names |= given & modules.keys() or {node.module or ""}
+        edges[module] = (names & modules.keys()) - {module}
+    return edges
+
+
+def _on_a_cycle(edges: dict[str, set[str]]) -> set[str]:
+    """What is left when modules are taken away that import none of the rest, or that none of the rest imports."""
+    left = dict(edges)
+    while True:
+        imported = set().union(*left.values()) if left else set()
+        gone = {module for module in left if not left[module] & left.keys() or module not in imported}
+        if not gone:
+            return set(left)
+        left = {module: edges[module] - gone for module in left.keys() - gone}
+
+
+def test_imports_make_no_cycle() -> None:
+    modules = {_module(path): path for path in PACKAGE.rglob("*.py")}
+    # `tarry` itself is left out: examples and commands use it as any program does.
+    edges = {module: names - {"tarry"} for module, names in _edges(modules).items() if module != "tarry"}
+    assert _on_a_cycle(edges) == set()
+
+
+def test_a_cycle_is_found() -> None:
+    assert _on_a_cycle({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == {"b", "c"}
+
+
+@pytest.mark.parametrize("name", ["torch.utils._pytree"])
+def test_a_private_module_of_torch_is_imported_in_one_place(name: str) -> None:
+    users = [path for path in PACKAGE.rglob("*.py") if name in path.read_text().replace(" import _pytree", "._pytree")]
+    assert [path.name for path in users] == ["pytree.py"]

@@ -21,9 +21,9 @@ from tarry.custom_ops.names import (
     validate_device_type,
     validate_namespace,
 )
-from tarry.custom_ops.operator import CustomOp, report_error_callback
+from tarry.custom_ops.operator import CustomOp, get_abstract_impl, global_registry, report_error_callback
 from tarry.custom_ops.places import FuncAndLocation
-from tarry.custom_ops.registry import get_abstract_impl, get_op, global_registry
+from tarry.custom_ops.registry import get_op
 from tarry.custom_ops.schema import supported_param, validate_function_matches_schema, validate_schema
 
 __all__ = [

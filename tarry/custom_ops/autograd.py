@@ -10,49 +10,18 @@ import operator
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
-from torch.utils import _pytree as pytree  # not public, but stable: checked on torch 2.13
 
-from tarry.custom_ops.places import FuncAndLocation
-
-if TYPE_CHECKING:
-    from tarry.custom_ops.operator import CustomOp
+from tarry import pytree
+from tarry.custom_ops.declared import BackwardContext, Declared, Formula
 
 RULES = "tarry_autograd"
 """The namespace of the rules."""
 
 
-@dataclass(frozen=True)
-class BackwardContext:
-    """What a backward function is told besides what was saved. `needs_input_grad`: by the name of the argument, whether
-    its gradient is wanted; of a list, whether any is."""
-
-    needs_input_grad: Mapping[str, bool]
-
-
-@dataclass(frozen=True)
-class Formula:
-    """How an operator is differentiated. It has all that a graph needs which outlives the operator."""
-
-    op: CustomOp
-    save_for_backward: FuncAndLocation
-    backward: FuncAndLocation
-    output_differentiability: Sequence[bool] | None
-    names: tuple[str, ...]
-    """Of the arguments, in the order of the schema."""
-    tensors: frozenset[str]
-    """Names of those that are tensors or lists of tensors."""
-    lists: frozenset[int]
-    """Positions of those that are lists of tensors."""
-    named: Callable[..., Any]
-    """Makes a named tuple of the arguments."""
-    function: Any
-    """The autograd.Function."""
-
-
-def make_formula(op: CustomOp) -> Formula:
+def make_formula(op: Declared) -> Formula:
     """The formula of an operator that has both functions."""
     declared = op._schema.arguments
     names = tuple(argument.name for argument in declared)
@@ -83,7 +52,7 @@ def _named_tuple(name: str, names: Sequence[str]) -> Any:
     return made
 
 
-def make_rule(op: CustomOp) -> Callable[..., Any]:
+def make_rule(op: Declared) -> Callable[..., Any]:
     """The kernel that is called when an argument requires a gradient."""
 
     def rule(*args: Any, **kwargs: Any) -> Any:
@@ -95,7 +64,7 @@ def make_rule(op: CustomOp) -> Callable[..., Any]:
     return rule
 
 
-def _refuse(op: CustomOp) -> NoReturn:
+def _refuse(op: Declared) -> NoReturn:
     kinds = ("save_for_backward", "backward")
     for found, missing in (kinds, kinds[::-1]):
         if op._has_impl(found):
@@ -109,7 +78,7 @@ def _refuse(op: CustomOp) -> NoReturn:
     )
 
 
-def _in_order(op: CustomOp, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+def _in_order(op: Declared, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
     """Every argument of the schema, in its order: the dispatcher leaves out those that have their default value."""
     if not kwargs and len(args) == len(op._arguments):
         return list(args)
@@ -199,7 +168,7 @@ def _forward(ctx: Any, call: _Call, *flat: Any) -> tuple[Any, ...]:
     return results
 
 
-def _call_with(op: CustomOp, values: Sequence[Any]) -> Any:
+def _call_with(op: Declared, values: Sequence[Any]) -> Any:
     if not op._has_keywords:
         return op._op(*values)
     pairs = list(zip(op._arguments, values, strict=True))

@@ -9,19 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree  # not public, but stable: checked on torch 2.13
 
-from tarry import _api
+from tarry import _api, pytree
 from tarry.custom_ops.comparison import difference, same_bytes
 from tarry.custom_ops.conflicts import has_abstract
+from tarry.custom_ops.declared import Declared
 from tarry.custom_ops.gradients import check_gradients, check_incoming, gradients
 from tarry.errors import CustomOpCheckError
-
-if TYPE_CHECKING:
-    from tarry.custom_ops.operator import CustomOp
 
 SEED = 1234
 
@@ -30,7 +27,7 @@ SEED = 1234
 class Case:
     """An operator with the arguments that it is tested on, in the order of its schema."""
 
-    op: CustomOp
+    op: Declared
     values: list[Any]
     versions: list[int] = field(default_factory=list)
     """How often each tensor of `plain` had been written to before the call."""
@@ -102,7 +99,7 @@ class Case:
                     yield (f"{name}[{position}]" if isinstance(part, list) else name), declared, leaf
 
 
-def check(op: CustomOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def check(op: Declared, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Run all checks on a call. Raises CustomOpCheckError with everything that is wrong."""
     case = Case(op, _in_order(op, args, kwargs))
     if any(tensor.device.type == "tarry" for _, _, tensor in case.tensors(case.values)):
@@ -123,7 +120,7 @@ def check(op: CustomOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         raise CustomOpCheckError(f"{op}.check found {len(faults)} fault{'s' if len(faults) > 1 else ''}:\n{listed}")
 
 
-def _in_order(op: CustomOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def _in_order(op: Declared, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     names = [name for name, _, _ in op._arguments]
     if len(args) > len(names) or not set(kwargs) <= set(names):
         raise TypeError(f"{op}.check takes the operator's arguments: {op._schema}")

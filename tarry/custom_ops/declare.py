@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from tarry.custom_ops.names import parse_qualname, validate_namespace
-from tarry.custom_ops.operator import CustomOp, install_error_callback
+from tarry.custom_ops.operator import CustomOp, global_registry, install_error_callback
 from tarry.custom_ops.places import Place, caller
-from tarry.custom_ops.registry import get_op, global_registry
+from tarry.custom_ops.registry import get_op
 from tarry.custom_ops.schema import (
     Contract,
     Schema,

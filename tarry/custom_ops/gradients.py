@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd.gradcheck import GradcheckError, gradcheck
-from torch.utils import _pytree as pytree  # not public, but stable: checked on torch 2.13
 
-if TYPE_CHECKING:
-    from tarry.custom_ops.operator import CustomOp
+from tarry import pytree
+from tarry.custom_ops.declared import Declared
 
 _SMALL = 64
 """Elements up to which every entry of the Jacobian is compared; above it, products with random vectors."""
 
 
 def check_gradients(
-    op: CustomOp, copies: list[Any], given: list[Any], call: Callable[[Sequence[Any]], Any]
+    op: Declared, copies: list[Any], given: list[Any], call: Callable[[Sequence[Any]], Any]
 ) -> Iterator[str]:
     """Compare the backward function with finite differences, in double precision if the kernel takes it.
 
@@ -79,7 +78,7 @@ def gradients(
 
 
 def check_incoming(
-    op: CustomOp, copies: list[Any], given: list[Any], call: Callable[[Sequence[Any]], Any]
+    op: Declared, copies: list[Any], given: list[Any], call: Callable[[Sequence[Any]], Any]
 ) -> Iterator[str]:
     """A backward function must leave the gradients that it is given alone: others may hold them."""
     wanted, results, inputs = _differentiable(copies, given, call)

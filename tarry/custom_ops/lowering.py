@@ -5,18 +5,16 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree  # not public, but stable: checked on torch 2.13
 
+from tarry import pytree
 from tarry.backends import registry
+from tarry.custom_ops.declared import Declared
 from tarry.custom_ops.names import mangled
 from tarry.custom_ops.schema import is_functional, without_name
 from tarry.passes import lowerings
-
-if TYPE_CHECKING:
-    from tarry.custom_ops.operator import CustomOp
 
 KERNELS = "tarry_lowered"
 """The namespace of the operators that kernel lowerings become."""
@@ -28,7 +26,7 @@ _lowered: dict[str, dict[str, Callable[..., Any]]] = {}
 """What is registered, by operator and backend."""
 
 
-def check_backend(op: CustomOp, backend: str) -> None:
+def check_backend(op: Declared, backend: str) -> None:
     """Raise ValueError for a backend that lowers nothing or is not known, or an operator that cannot be lowered."""
     if backend == "eager":
         raise ValueError(f"{op}: backend 'eager' runs the operator's own kernels; register one with impl instead")
@@ -40,7 +38,7 @@ def check_backend(op: CustomOp, backend: str) -> None:
         )
 
 
-def _check_name(op: CustomOp, backend: str) -> None:
+def _check_name(op: Declared, backend: str) -> None:
     """Refuse a name that is nearly that of a known backend. Any other may be registered later."""
     known = registry.names()
     near = difflib.get_close_matches(backend, known, n=1)
@@ -48,14 +46,14 @@ def _check_name(op: CustomOp, backend: str) -> None:
         raise ValueError(f"{op}.lower: there is no backend {backend!r}. Did you mean {near[0]!r}?")
 
 
-def register(op: CustomOp, backend: str, function: Callable[..., Any], kernel: bool) -> None:
+def register(op: Declared, backend: str, function: Callable[..., Any], kernel: bool) -> None:
     """Note a lowering. One that is a kernel becomes an operator of its own, which no compiler looks into."""
     lowered = _as_operator(op, backend, function) if kernel else function
     _lowered.setdefault(op._qualname, {})[backend] = lowered
     lowerings.register(backend, op._qualname, lowered)
 
 
-def remove(op: CustomOp, backend: str) -> None:
+def remove(op: Declared, backend: str) -> None:
     """Forget an operator's lowering for a backend."""
     lowerings.remove(op._qualname)
     others = _lowered.get(op._qualname, {})
@@ -67,7 +65,7 @@ def remove(op: CustomOp, backend: str) -> None:
         library._destroy()
 
 
-def _as_operator(op: CustomOp, backend: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _as_operator(op: Declared, backend: str, function: Callable[..., Any]) -> Callable[..., Any]:
     if not op._has_impl("abstract"):
         raise RuntimeError(
             f"{op}: register impl_abstract before a kernel for backend {backend!r}: nothing else tells its shapes"

@@ -11,14 +11,18 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from tarry.custom_ops import autograd, conflicts, lowering
+from tarry.custom_ops.declared import Formula
 from tarry.custom_ops.names import SUPPORTED_DEVICE_TYPE_TO_KEY, mangled, validate_device_type
 from tarry.custom_ops.places import FuncAndLocation, Place, caller, frames_to_caller
-from tarry.custom_ops.registry import get_op, global_registry
+from tarry.custom_ops.registry import get_op
 from tarry.custom_ops.schema import Contract, Schema, defaults_of, without_name
 from tarry.ir.operators import forget_operators
 from tarry.native import C
 
 Function = Callable[..., Any]
+
+global_registry: dict[str, CustomOp] = {}
+"""All operators that were declared here, by qualified name. It keeps them alive until they are removed."""
 
 _LOWERING = "lowering for "
 
@@ -67,7 +71,7 @@ class CustomOp:
         self._overload = get_op(self._qualname)
         self._op = self._overload._op
         self._tags = set(self._overload.tags)
-        self._arguments = defaults_of(self._overload)
+        self._arguments: Sequence[tuple[str, bool, Any]] = defaults_of(self._overload)
         self._has_keywords = any(keyword_only for _, keyword_only, _ in self._arguments)
         self._contract = contract or Contract(self._qualname)
         self._place = place
@@ -75,7 +79,7 @@ class CustomOp:
         self._impls: dict[str, FuncAndLocation] = {}
         self._libraries: dict[str, torch.library.Library] = {}  # of each kind its own, to be replaced alone
         self._outdated: set[str] = set()  # kinds that may be registered anew: see _renew
-        self._formula: autograd.Formula | None = None
+        self._formula: Formula | None = None
         self._autograd_function = autograd.make_function(operator_name)
         self._output_differentiability: Sequence[bool] | None = None
         self._rules: torch.library.Library | None = None
@@ -396,3 +400,8 @@ def install_error_callback(op: CustomOp) -> None:
     """Have PyTorch say what to do when a kernel is missing. Private to torch: checked on 2.11 and 2.13."""
     callback = functools.partial(report_error_callback, weakref.proxy(op))
     torch._C._dispatch_set_report_error_callback(op._ophandle, callback)
+
+def get_abstract_impl(qualname: str) -> Any:
+    """The function given to `impl_abstract`, or None."""
+    op = global_registry.get(qualname)
+    return op._get_impl("abstract").func if op is not None and op._has_impl("abstract") else None

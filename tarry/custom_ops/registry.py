@@ -1,18 +1,12 @@
-"""All operators that were declared here, by qualified name."""
+"""Operators by name, as the dispatcher has them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from tarry.custom_ops.names import parse_qualname
-
-if TYPE_CHECKING:
-    from tarry.custom_ops.operator import CustomOp
-
-global_registry: dict[str, CustomOp] = {}
-"""It keeps operators alive: one that is declared stays until it is removed."""
 
 
 def get_op(qualname: str) -> Any:
@@ -26,9 +20,3 @@ def get_op(qualname: str) -> Any:
             "library with torch.ops.load_library"
         )
     return overload
-
-
-def get_abstract_impl(qualname: str) -> Any:
-    """The function given to `impl_abstract`, or None."""
-    op = global_registry.get(qualname)
-    return op._get_impl("abstract").func if op is not None and op._has_impl("abstract") else None

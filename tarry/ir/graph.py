@@ -140,11 +140,6 @@ class Graph:
     outputs: tuple[Value, ...]
     replaces: tuple[int | None, ...]
 
-    def __str__(self) -> str:
-        from tarry.ir.text import to_text  # text parses graphs, so it imports this file
-
-        return to_text(self)
-
 
 def leaves(arg: Arg) -> Iterator[Any]:
     """Everything in an argument that is not a tuple, depth first."""

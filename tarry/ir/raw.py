@@ -4,8 +4,6 @@ Values are numbered: the graph's inputs first, then the outputs of each node in 
 operators are in a list of their own, and arguments refer to them by index.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
 
 import torch
@@ -39,6 +37,8 @@ class RawNode(TypedDict):
     """The fresh results, then the new contents of each storage in `mutated`."""
     fresh: int
     """How many of the outputs are fresh results."""
+    returned: NotRequired[tuple[bool, ...]]
+    """Per result that may be a new tensor: whether there is one. Raw graphs made by hand may leave it out."""
     mutated: list[int]
     """The values that the node overwrites."""
     site: int

@@ -385,3 +385,6 @@ _TOKEN_EQUALS = re.compile(r"\s*\w+=")
 def parse(text: str) -> Graph:
     """The graph that a text stands for. Raises IRError with the line where it makes no sense."""
     return _Parser(text).run()
+
+
+Graph.__str__ = to_text  # type: ignore[method-assign,assignment]  # here: graph.py does not import its own printer

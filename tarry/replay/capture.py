@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten  # private; checked on torch 2.11 and 2.13
 
 from tarry.native import C
-from tarry.replay.reasons import where
+from tarry.pytree import TreeSpec, tree_flatten
+from tarry.replay.reasons import NotReplayableError, where
 
 Place: TypeAlias = tuple[str, int]
 """Where a storage comes from at a replay; see `Replay::From` in csrc/replay.h."""
@@ -199,3 +199,14 @@ def _describe(
         case _:
             text = f"{operator} at {place} takes other values, or other views of them"
     return Deviation(text, operator, place)
+
+
+class CountedOnHostError(NotReplayableError):
+    """All that stands in the way is that optimizers count their steps on the host."""
+
+    def __init__(self, name: str | None, optimizers: list[torch.optim.Optimizer], capture: Capture) -> None:
+        super().__init__(
+            f"it changes {name}, a tensor on the host, which a replay would not: give the optimizer capturable=True"
+        )
+        self.optimizers = optimizers
+        self.capture = capture

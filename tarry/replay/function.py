@@ -14,17 +14,17 @@ from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch.autograd import forward_ad
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten  # private; checked on torch 2.11 and 2.13
 
 from tarry import events
 from tarry.errors import ReplayError
 from tarry.native import C
-from tarry.replay.capture import Capture, Deviation
+from tarry.pytree import TreeSpec, tree_flatten, tree_unflatten
+from tarry.replay.capture import Capture, CountedOnHostError, Deviation
 from tarry.replay.checks import PLAIN
 from tarry.replay.counts import count_on_device
 from tarry.replay.guards import Guards, default_devices
 from tarry.replay.rates import RateWatch, Schedule, schedule
-from tarry.replay.reasons import CountedOnHostError, DisturbedError, NotReplayableError
+from tarry.replay.reasons import DisturbedError, NotReplayableError
 from tarry.replay.verification import Verification, Verify
 from tarry.replay.watch import Watch
 from tarry.runtime.sync import Runtime

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-import torch
-
-if TYPE_CHECKING:
-    from tarry.replay.capture import Capture
+from typing import Any
 
 
 class NotReplayableError(Exception):
@@ -17,17 +12,6 @@ class NotReplayableError(Exception):
 
 class DisturbedError(NotReplayableError):
     """Something else was going on during the call: it shows nothing about the function."""
-
-
-class CountedOnHostError(NotReplayableError):
-    """All that stands in the way is that optimizers count their steps on the host."""
-
-    def __init__(self, name: str | None, optimizers: list[torch.optim.Optimizer], capture: Capture) -> None:
-        super().__init__(
-            f"it changes {name}, a tensor on the host, which a replay would not: give the optimizer capturable=True"
-        )
-        self.optimizers = optimizers
-        self.capture = capture
 
 
 def where(location: Sequence[Any]) -> str:

@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy
 import torch
-from torch.utils._pytree import TreeSpec  # private; checked on torch 2.11 and 2.13
 
 from tarry.native import C
+from tarry.pytree import TreeSpec
 from tarry.replay.autograd import graph_is_alive
-from tarry.replay.capture import Capture, Made, Place, Result, flatten_result
+from tarry.replay.capture import Capture, CountedOnHostError, Made, Place, Result, flatten_result
 from tarry.replay.checks import PLAIN
 from tarry.replay.guards import Guards, state_of
 from tarry.replay.host import HostWatch
 from tarry.replay.rates import RateWatch
-from tarry.replay.reasons import CountedOnHostError, DisturbedError, NotReplayableError, where
+from tarry.replay.reasons import DisturbedError, NotReplayableError, where
 from tarry.runtime.sync import Runtime
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tarry.custom_ops.registry import global_registry
+from tarry.custom_ops.operator import global_registry
 
 
 @pytest.fixture(autouse=True)

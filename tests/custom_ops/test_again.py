@@ -14,7 +14,7 @@ from torch import Tensor
 
 import tarry
 from tarry import custom_ops
-from tarry.custom_ops.registry import global_registry
+from tarry.custom_ops.operator import global_registry
 from tests.custom_ops.operators import cube
 
 USES_DEVICE = True

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import tarry.native
+from tarry.ir.raw import RawGraph, RawNode
 from tarry.native import C
 
 STUB = Path(tarry.native.__file__).with_name("_C.pyi")
@@ -176,3 +178,12 @@ def test_the_comparison_finds_a_difference() -> None:
         assert isinstance(function, ast.FunctionDef)
         with pytest.raises(AssertionError):
             _check("f", _declared(function), compiled)
+
+
+def test_a_raw_graph_has_the_declared_records(device: str) -> None:
+    graph = C.peek([torch.nn.functional.dropout(torch.ones(3, device=device), 0.5) + 2.0]).raw()
+    assert graph.keys() == RawGraph.__annotations__.keys()
+    for node in graph["nodes"]:
+        assert RawNode.__required_keys__ <= node.keys() <= RawNode.__annotations__.keys()
+    kinds = {arg[0] for node in graph["nodes"] for arg in node["args"]}
+    assert {"edge", "wrapped", "const"} <= kinds
