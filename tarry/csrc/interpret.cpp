@@ -14,8 +14,8 @@
 #include <algorithm>
 #include <chrono>
 
-#include "ahead.h"
 #include "batch.h"
+#include "execute/executor.h"
 #include "fault.h"
 #include "provenance.h"
 #include "record.h"
@@ -645,7 +645,7 @@ std::vector<std::pair<int, uint64_t>> failed_steps(uint32_t lane) {
 }
 
 bool Batch::interpret(bool interruptible) {
-  abandon(*this);
+  state->executor->speculator.drop();
   return Interpreter(*this, interruptible).run();
 }
 

@@ -6,14 +6,13 @@
 #include <algorithm>
 #include <atomic>
 
-#include "ahead.h"
+#include "execute/executor.h"
 #include "generator.h"
 #include "hooks.h"
 #include "memory.h"
 #include "provenance.h"
 #include "replay.h"
 #include "scan.h"
-#include "voyage.h"
 
 namespace tarry {
 namespace {
@@ -211,12 +210,12 @@ const char* why_cut(const Scan& scan) {
   return over_budget(state, reads_pending) ? "memory cap" : nullptr;
 }
 
-// Whether an argument is a result of the step in the air. Under the lock.
-bool reads_aloft(const Scan& scan) {
-  const DeviceState& state = *scan.state;
-  return C10_UNLIKELY(state.voyage != nullptr) &&
+// Whether an argument is a result of the step in flight. Under the lock.
+bool reads_in_flight(const Scan& scan) {
+  const Executor& executor = *scan.state->executor;
+  return C10_UNLIKELY(executor.is_busy()) &&
       std::any_of(scan.tensors.begin(), scan.tensors.end(), [&](const TensorArgument& argument) {
-           return is_aloft(state, argument.storage->value) && !is_overwritten(scan, argument);
+           return executor.computes(argument.storage->value) && !is_overwritten(scan, argument);
          });
 }
 
@@ -428,7 +427,7 @@ void record(const Operator& op, torch::jit::Stack* stack) {
   DeviceState& state = *scan.state;
   c10::SmallVector<StoragePtr, 2> storages;
   Graveyard graveyard;
-  bool ready = false;
+  bool is_due = false;
   const Signature* signature = nullptr;
   {
     std::unique_lock<std::mutex> lock(state.mutex);
@@ -450,9 +449,9 @@ void record(const Operator& op, torch::jit::Stack* stack) {
       request_cut(state.index, reason);
       lock.lock();
     }
-    while (!signature->only_views && reads_aloft(scan)) {
+    while (!signature->only_views && reads_in_flight(scan)) {
       lock.unlock();
-      await_step(state);
+      state.executor->wait();
       lock.lock();
     }
     if (FailurePtr failure = signature->only_views ? nullptr : failed_argument(scan)) {
@@ -478,7 +477,7 @@ void record(const Operator& op, torch::jit::Stack* stack) {
       state.link(storage.get());
       storages.push_back(std::move(storage));
     }
-    ready = state.position >= state.launch_at;
+    is_due = state.executor->speculator.is_due();
   }
   size_t item = 0;
   const size_t returns = op.handle.schema().returns().size();
@@ -493,8 +492,8 @@ void record(const Operator& op, torch::jit::Stack* stack) {
   for (const c10::Warning& warning : signature->warnings) {
     c10::warn(warning);
   }
-  if (C10_UNLIKELY(ready)) {
-    launch(state);
+  if (C10_UNLIKELY(is_due)) {
+    state.executor->speculate();
   }
 }
 
