@@ -1,5 +1,6 @@
 #include "verify.h"
 
+#include "core/arguments.h"
 #include "numbers.h"
 #include "scan.h"
 
@@ -10,29 +11,22 @@ using Kind = Difference::Kind;
 
 // The name of the argument that a constant of a node belongs to.
 std::string argument_name(const Node& node, size_t which) {
-  size_t constant = 0, slot = 0;
+  std::string found = "an argument";
   const auto& schema = node.op->handle.schema().arguments();
-  for (size_t i = 0; i < node.op->arguments.size(); ++i) {
-    const size_t before = constant;
-    switch (node.op->arguments[i].kind) {
-      case ArgKind::Tensor:
-        constant += node.slots[slot++] == kWrappedNumber;
-        break;
-      case ArgKind::TensorList: {
-        const int n = node.slots[slot++];
-        for (int k = 0; k < n; ++k) {
-          constant += node.slots[slot++] == kWrappedNumber;
+  const auto look = [&](size_t i, Operand operand) {
+    if (operand.slot == kWrappedNumber && operand.index == which) {
+      found = schema[i].name();
+    }
+  };
+  visit_arguments(
+      *node.op, node.slots, look,
+      [&](size_t i, bool, c10::ArrayRef<Operand> items) {
+        for (const Operand& item : items) {
+          look(i, item);
         }
-        break;
-      }
-      default:
-        ++constant;
-    }
-    if (before <= which && which < constant) {
-      return schema[i].name();
-    }
-  }
-  return "an argument";
+      },
+      [&](size_t i, uint32_t constant) { look(i, {kWrappedNumber, constant}); });
+  return found;
 }
 
 class Comparison {

@@ -28,11 +28,11 @@ std::vector<Node*> leaves_replaced(const AsyncStep& step) {
     if (node->is_leaf()) { // may_overlap() has seen to it that there are no other inputs
       inputs.push_back(node.get());
       const bool own = node->data.use_count() == 1 && node->data.storage().use_count() == 2; // itself and the program's input
-      by_slot[node->first_slot] = own ? node.get() : nullptr;
+      by_slot[batch.slot_of(*node)] = own ? node.get() : nullptr;
     }
   }
   for (const int64_t position : step.update) { // made its own by Batch::inputs()
-    by_slot[inputs.at(position)->first_slot] = inputs[position];
+    by_slot[batch.slot_of(*inputs.at(position))] = inputs[position];
   }
   std::vector<Node*> found;
   for (size_t i = 0; i < batch.roots.size(); ++i) {
@@ -162,8 +162,8 @@ bool Executor::computes(const Value& value) const {
   return step_ && value.node && value.node->epoch <= step_->batch->epoch;
 }
 
-uint64_t Executor::oldest_epoch() const {
-  return step_ ? step_->batch->epoch : state_.epoch;
+const Batch* Executor::batch_in_flight() const {
+  return step_ ? step_->batch.get() : nullptr;
 }
 
 // `for_value`: a value is needed, which another thread may ask for without holding up the one that records.

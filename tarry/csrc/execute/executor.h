@@ -45,7 +45,7 @@ class Executor {
   // ---- the step in flight. Under the device's lock:
   bool is_busy() const { return step_ != nullptr; }
   bool computes(const Value& value) const; // whether the value is one of the step in flight
-  uint64_t oldest_epoch() const; // that is not computed yet
+  const Batch* batch_in_flight() const; // null if there is none
   // The nodes of the last step but one: the recorder uses them again while the last one is in flight.
   std::vector<NodePtr>& other_history() { return other_history_; }
   // Without the lock:
