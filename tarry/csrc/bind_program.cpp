@@ -4,8 +4,8 @@
 
 #include <unordered_set>
 
-#include "ahead.h"
 #include "captured.h"
+#include "execute/executor.h"
 #include "jit.h"
 
 namespace py = pybind11;
@@ -146,6 +146,19 @@ void set_graph(
   program.set(std::move(parts));
 }
 
+std::vector<std::optional<at::Tensor>> run_captured(
+    const CapturedProgram& program, std::vector<at::Tensor> inputs, const py::list& numbers) {
+  std::vector<c10::IValue> given;
+  for (const py::handle number : numbers) {
+    given.push_back(from_python(number, c10::NumberType::get()));
+  }
+  std::vector<std::optional<at::Tensor>> outputs;
+  for (at::Tensor& output : program.run(std::move(inputs), given)) {
+    outputs.push_back(output.defined() ? std::make_optional(tarry::alias(output)) : std::nullopt);
+  }
+  return outputs;
+}
+
 } // namespace
 
 void bind_program(py::module& m) {
@@ -158,19 +171,7 @@ void bind_program(py::module& m) {
       .def("set_graph", &set_graph)
       .def("clear", &CapturedProgram::clear)
       .def("accepts", &CapturedProgram::accepts)
-      .def(
-          "run",
-          [](const CapturedProgram& program, std::vector<at::Tensor> inputs, const py::list& numbers) {
-            std::vector<c10::IValue> given;
-            for (const py::handle number : numbers) {
-              given.push_back(from_python(number, c10::NumberType::get()));
-            }
-            std::vector<std::optional<at::Tensor>> outputs;
-            for (at::Tensor& output : program.run(std::move(inputs), given)) {
-              outputs.push_back(output.defined() ? std::make_optional(tarry::alias(output)) : std::nullopt);
-            }
-            return outputs;
-          });
+      .def("run", &run_captured);
   m.def(
       "address_of",
       [](const py::object& object) {
@@ -180,8 +181,12 @@ void bind_program(py::module& m) {
       "Where the C++ object of an instance of a class that pybind11 has made lies.");
   m.def("split_program", &split_program, "A program in two parts, of which the first may run while the step is still recorded.");
   m.def("set_run_ahead", &set_run_ahead);
-  m.def("forget_expectations", &forget_expectations);
-  m.def("wait_for_flights", &wait_for_flights, py::call_guard<py::gil_scoped_release>());
+  m.def("can_run_ahead", [](const std::string& device) { return can_run_ahead(c10::Device(device)); });
+  m.def("may_use_second_thread", [](int threads, int cores, const std::string& device) {
+    return may_use_second_thread(threads, cores, c10::Device(device));
+  });
+  m.def("forget_speculations", &forget_speculations);
+  m.def("stop_executors", &stop_executors, py::call_guard<py::gil_scoped_release>());
   m.def(
       "launch_list",
       [](uint32_t registers, const std::vector<std::pair<c10::ScalarType, std::vector<uint32_t>>>& vectors, const py::list& instructions,

@@ -7,14 +7,13 @@
 #include <array>
 #include <atomic>
 
-#include "ahead.h"
+#include "execute/executor.h"
 #include "generator.h"
 #include "hooks.h"
 #include "memory.h"
 #include "provenance.h"
 #include "replay.h"
 #include "scan.h"
-#include "voyage.h"
 
 namespace tarry {
 namespace {
@@ -29,8 +28,7 @@ NodePtr take_candidate(DeviceState& state, uint32_t position) {
 }
 
 // A node that stands for the arbitrary contents of a fresh storage.
-// `discarded`: of contents that were dropped uncomputed.
-NodePtr empty_node(DeviceState& state, const Layout* home, bool discarded, Graveyard& graveyard) {
+NodePtr empty_node(DeviceState& state, const Layout* home, Graveyard& graveyard) {
   static const Operator* op = find_operator("aten::empty_strided", "");
   const uint32_t position = state.position++;
   const Hash128 hash = mix(op->hash, home->hash);
@@ -41,14 +39,12 @@ NodePtr empty_node(DeviceState& state, const Layout* home, bool discarded, Grave
     node->position = position;
     node->site = 0;
     node->lane = current_lane();
-    node->discarded = discarded;
     return node;
   }
   graveyard.nodes.push_back(std::move(node));
   node = c10::make_intrusive<Node>();
   node->op = op;
   node->lane = current_lane();
-  node->discarded = discarded;
   node->epoch = state.epoch;
   node->position = position;
   node->region = current_region;
@@ -74,7 +70,7 @@ Value current_value(TarryStorage* storage, Graveyard& graveyard) {
   }
   DeviceState& state = *storage->state;
   if (!storage->data.defined()) {
-    storage->value = {empty_node(state, storage->home, /*discarded=*/false, graveyard), 0};
+    storage->value = {empty_node(state, storage->home, graveyard), 0};
     state.link(storage);
     return storage->value;
   }
@@ -210,7 +206,7 @@ bool may_fail(const Scan& scan, const Signature& signature) {
 // those of this epoch if that something was recorded in it, and of an earlier one, which is still pending, in any case.
 bool keeps_old_contents(const Scan& scan, const Value& old) {
   const DeviceState& state = *scan.state;
-  if (old.node->epoch != state.epoch && (!is_aloft(state, old) || state.voyage->batch->may_fail)) {
+  if (old.node->epoch != state.epoch && (!state.executor->computes(old) || state.executor->batch_in_flight()->may_fail)) {
     return true;
   }
   return epochs_with_failures[state.index] == state.epoch || may_fail_on(real_device(state.index), scan.op) ||
@@ -250,12 +246,12 @@ const char* why_cut(const Scan& scan) {
   return over_budget(state, reads_pending) ? "memory cap" : nullptr;
 }
 
-// Whether an argument is a result of the step in the air. Under the lock.
-bool reads_aloft(const Scan& scan) {
-  const DeviceState& state = *scan.state;
-  return C10_UNLIKELY(state.voyage != nullptr) &&
+// Whether an argument is a result of the step in flight. Under the lock.
+bool reads_in_flight(const Scan& scan) {
+  const Executor& executor = *scan.state->executor;
+  return C10_UNLIKELY(executor.is_busy()) &&
       std::any_of(scan.tensors.begin(), scan.tensors.end(), [&](const TensorArgument& argument) {
-           return is_aloft(state, argument.storage->value) && !is_discarded(scan, argument);
+           return executor.computes(argument.storage->value) && !is_discarded(scan, argument);
          });
 }
 
@@ -307,9 +303,9 @@ Value value_for(const Scan& scan, const TensorArgument& argument, Graveyard& gra
     return current_value(argument.storage, graveyard);
   }
   if (storage.leaf && storage.leaf_epoch == scan.state->epoch && storage.leaf->leaf_layout == storage.home) {
-    return {storage.leaf, 0}; // if memory runs out, the storage has the contents from before this step
+    return {storage.leaf, 0}; // whose buffer can be overwritten; they are not the contents from before (Mutation::discards)
   }
-  return {empty_node(*scan.state, storage.home, /*discarded=*/true, graveyard), 0};
+  return {empty_node(*scan.state, storage.home, graveyard), 0};
 }
 
 // Each storage that the call writes, by the first argument through which it does.
@@ -331,7 +327,9 @@ NodePtr make_node(Scan& scan, const Signature* signature, uint32_t site, Graveya
   c10::SmallVector<Edge, 3> edges;
   Hash128 hash = scan.hash;
   bool may_fail = tarry::may_fail(scan, *signature);
+  c10::SmallVector<bool, 3> discards;
   for (const TensorArgument& argument : scan.tensors) {
+    discards.push_back(is_discarded(scan, argument));
     Value value = value_for(scan, argument, graveyard);
     may_fail = may_fail || value.node->may_fail;
     if (!value.node->site) {
@@ -375,7 +373,8 @@ NodePtr make_node(Scan& scan, const Signature* signature, uint32_t site, Graveya
     epochs_with_failures[state.index] = state.epoch;
   }
   uint32_t output = static_cast<uint32_t>(signature->fresh.size());
-  for (const Mutation& mutation : node->mutations) {
+  for (Mutation& mutation : node->mutations) {
+    mutation.discards = discards[mutation.edge];
     set_pending(scan.tensors[mutation.edge].storage, node, output++, graveyard);
   }
   return node;
@@ -444,6 +443,94 @@ void record_on_copies(const Operator& op, torch::jit::Stack* stack) {
   }
 }
 
+// Why a call cannot be recorded, as far as that is known before its signature is; null if it can.
+const char* why_eager(const Scan& scan) {
+  const Operator& op = scan.op;
+  if (C10_UNLIKELY(op.has(kDynamic) || op.has(kForcedEager) || !op.recordable || scan.eager_reason)) {
+    return op.has(kForcedEager) ? "the configuration forces it"
+        : scan.eager_reason ? scan.eager_reason : "its result depends on data";
+  }
+  if (C10_UNLIKELY(op.has_out && (scan.writes_through_lazy_bits || shares_memory_with_out(scan)))) {
+    return "it writes to memory that it reads, or through a conjugated or negated view";
+  }
+  return nullptr;
+}
+
+// Under the lock: waits for a step in flight that computes an argument, and raises the failure of an argument.
+void settle_arguments(const Scan& scan, std::unique_lock<std::mutex>& lock) {
+  DeviceState& state = *scan.state;
+  while (reads_in_flight(scan)) {
+    lock.unlock();
+    state.executor->wait();
+    lock.lock();
+  }
+  if (FailurePtr failure = failed_argument(scan)) {
+    lock.unlock();
+    failure->raise();
+  }
+}
+
+void add_seed(Scan& scan, c10::ArrayRef<c10::IValue> arguments) {
+  const Operator& op = scan.op;
+  const bool given = op.generator_argument >= 0 && !arguments[op.generator_argument].isNone();
+  auto generator = given ? std::make_optional(arguments[op.generator_argument].toGenerator()) : std::nullopt;
+  scan.constants.emplace_back(op.draws(arguments) ? draw_seed(generator, scan.state->index) : kNoSeed);
+}
+
+struct RecordedCall {
+  const Signature* signature = nullptr;
+  c10::SmallVector<StoragePtr, 2> storages; // of the fresh results
+  bool is_due = false; // the executor may launch something
+};
+
+// Makes the node, or says why the call has to run eagerly.
+const char* record_node(Scan& scan, c10::ArrayRef<c10::IValue> arguments, RecordedCall& made) {
+  const Operator& op = scan.op;
+  DeviceState& state = *scan.state;
+  const bool needs_check = tarry::needs_check(scan);
+  const uint32_t site = current_site();
+  Graveyard graveyard;
+  std::unique_lock<std::mutex> lock(state.mutex);
+  const Signature* signature = made.signature = find_signature(scan, arguments, lock);
+  if (C10_UNLIKELY(signature->runs_eagerly)) {
+    return op.has_out ? "what becomes of its out= arguments cannot be told" : "its output shape cannot be told without data";
+  }
+  if (C10_UNLIKELY(needs_check)) {
+    check_once(scan, arguments, lock);
+  }
+  if (C10_UNLIKELY(!signature->resized.empty() && !resizes_only_empty(scan, *signature))) {
+    return "it resizes an out= argument that shares memory";
+  }
+  if (const char* reason = why_cut(scan); C10_UNLIKELY(reason)) {
+    lock.unlock();
+    request_cut(state.index, reason);
+    lock.lock();
+  }
+  NodePtr node;
+  if (!signature->only_views) {
+    settle_arguments(scan, lock);
+    if (op.has(kRandom)) {
+      add_seed(scan, arguments);
+    }
+    node = make_node(scan, signature, site, graveyard);
+  }
+  if (op.mutates && !signature->resized.empty()) {
+    resize_empty(scan, *signature);
+    for (Mutation& mutation : node->mutations) {
+      mutation.home = scan.tensors[mutation.edge].storage->home;
+    }
+  }
+  for (uint32_t i = 0; i < signature->fresh.size(); ++i) {
+    const Layout* layout = signature->fresh[i];
+    auto storage = c10::make_intrusive<TarryStorage>(&state, layout, layout->nbytes);
+    storage->value = {node, i};
+    state.link(storage.get());
+    made.storages.push_back(std::move(storage));
+  }
+  made.is_due = state.executor->speculator.is_due();
+  return nullptr;
+}
+
 } // namespace
 
 void record(const Operator& op, torch::jit::Stack* stack) {
@@ -466,88 +553,30 @@ void record(const Operator& op, torch::jit::Stack* stack) {
   if (C10_UNLIKELY(!scan.state)) {
     scan.state = &device_state(-1);
   }
-  if (C10_UNLIKELY(op.has(kDynamic) || op.has(kForcedEager) || !op.recordable || scan.eager_reason)) {
-    return run_eagerly(
-        op, stack,
-        op.has(kForcedEager) ? "the configuration forces it"
-            : scan.eager_reason ? scan.eager_reason : "its result depends on data");
+  const char* reason = why_eager(scan);
+  RecordedCall made;
+  if (!reason) {
+    record_under(*scan.state, scan.switches);
+    reason = record_node(scan, arguments, made);
   }
-  if (C10_UNLIKELY(op.has_out && (scan.writes_through_lazy_bits || shares_memory_with_out(scan)))) {
-    return run_eagerly(op, stack, "it writes to memory that it reads, or through a conjugated or negated view");
-  }
-  record_under(*scan.state, scan.switches);
-  const bool needs_check = tarry::needs_check(scan);
-  const uint32_t site = current_site();
-  DeviceState& state = *scan.state;
-  c10::SmallVector<StoragePtr, 2> storages;
-  Graveyard graveyard;
-  bool ready = false;
-  const Signature* signature = nullptr;
-  {
-    std::unique_lock<std::mutex> lock(state.mutex);
-    signature = find_signature(scan, arguments, lock);
-    if (C10_UNLIKELY(signature->runs_eagerly)) {
-      lock.unlock();
-      return run_eagerly(
-          op, stack, op.has_out ? "what becomes of its out= arguments cannot be told" : "its output shape cannot be told without data");
-    }
-    if (C10_UNLIKELY(needs_check)) {
-      check_once(scan, arguments, lock);
-    }
-    if (C10_UNLIKELY(!signature->resized.empty() && !resizes_only_empty(scan, *signature))) {
-      lock.unlock();
-      return run_eagerly(op, stack, "it resizes an out= argument that shares memory");
-    }
-    if (const char* reason = why_cut(scan); C10_UNLIKELY(reason)) {
-      lock.unlock();
-      request_cut(state.index, reason);
-      lock.lock();
-    }
-    while (!signature->only_views && reads_aloft(scan)) {
-      lock.unlock();
-      await_step(state);
-      lock.lock();
-    }
-    if (FailurePtr failure = signature->only_views ? nullptr : failed_argument(scan)) {
-      lock.unlock();
-      failure->raise();
-    }
-    if (op.has(kRandom) && !signature->only_views) {
-      const bool given = op.generator_argument >= 0 && !arguments[op.generator_argument].isNone();
-      auto generator = given ? std::make_optional(arguments[op.generator_argument].toGenerator()) : std::nullopt;
-      scan.constants.emplace_back(op.draws(arguments) ? draw_seed(generator, state.index) : kNoSeed);
-    }
-    NodePtr node = signature->only_views ? NodePtr() : make_node(scan, signature, site, graveyard);
-    if (op.mutates && !signature->resized.empty()) {
-      resize_empty(scan, *signature);
-      for (Mutation& mutation : node->mutations) {
-        mutation.home = scan.tensors[mutation.edge].storage->home;
-      }
-    }
-    for (uint32_t i = 0; i < signature->fresh.size(); ++i) {
-      const Layout* layout = signature->fresh[i];
-      auto storage = c10::make_intrusive<TarryStorage>(&state, layout, layout->nbytes);
-      storage->value = {node, i};
-      state.link(storage.get());
-      storages.push_back(std::move(storage));
-    }
-    ready = state.position >= state.launch_at;
+  if (C10_UNLIKELY(reason != nullptr)) {
+    return run_eagerly(op, stack, reason);
   }
   size_t item = 0;
   const size_t returns = op.handle.schema().returns().size();
   c10::SmallVector<c10::IValue, 2> results;
   for (size_t i = 0; i < returns; ++i) {
-    results.push_back(make_result(scan, *signature, item, storages));
+    results.push_back(make_result(scan, *made.signature, item, made.storages));
   }
   torch::jit::drop(*stack, count);
   for (auto& result : results) {
     stack->push_back(std::move(result));
   }
-  for (const c10::Warning& warning : signature->warnings) {
+  for (const c10::Warning& warning : made.signature->warnings) {
     c10::warn(warning);
   }
-  if (C10_UNLIKELY(ready)) {
-    launch(state);
+  if (C10_UNLIKELY(made.is_due)) {
+    scan.state->executor->speculate();
   }
 }
 
@@ -556,7 +585,8 @@ void set_max_pending(uint32_t nodes) {
 }
 
 bool may_be_taken_back(const DeviceState& state) {
-  return epochs_with_failures[state.index] == state.epoch || (state.voyage && state.voyage->batch->may_fail);
+  const Batch* in_flight = state.executor->batch_in_flight();
+  return epochs_with_failures[state.index] == state.epoch || (in_flight && in_flight->may_fail);
 }
 
 int32_t set_region(int32_t region) {

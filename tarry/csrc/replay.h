@@ -114,7 +114,7 @@ class Replay {
   };
 
   Replay(const Snapshot& snapshot, Plan plan);
-  // No step may be in the air. Makes the step pending, with these arguments and numbers, and gives the results; or says why it
+  // No step may be in flight. Makes the step pending, with these arguments and numbers, and gives the results; or says why it
   // cannot, and changes nothing.
   std::variant<std::vector<at::Tensor>, std::string> arm(const std::vector<at::Tensor>& arguments, const std::vector<double>& numbers);
   // Why arm() would do nothing with these arguments, if it would not.
@@ -128,6 +128,10 @@ class Replay {
   struct Storages; // by place, for the time of one call of arm()
   std::optional<std::string> find_storages(const std::vector<at::Tensor>& arguments, Storages& found) const;
   std::optional<std::string> check_contents(const Storages& found) const;
+  void make_fresh(Storages& storages) const;
+  std::vector<at::Tensor> upload(const std::vector<at::Tensor>& arguments) const;
+  void make_pending(const Storages& storages, Graveyard& graveyard);
+  std::vector<at::Tensor> publish(const std::vector<at::Tensor>& arguments, const Storages& storages) const;
   void renew_nodes();
   void draw_seeds();
   void set_numbers(const std::vector<double>& numbers);
