@@ -7,11 +7,10 @@
 #include <algorithm>
 #include <tuple>
 
-#include "ahead.h"
+#include "execute/executor.h"
 #include "hooks.h"
 #include "numbers.h"
 #include "scan.h"
-#include "voyage.h"
 
 namespace tarry {
 namespace {
@@ -77,16 +76,15 @@ std::shared_ptr<Batch> collect(DeviceState& state) {
   check_fork();
   auto batch = std::make_shared<Batch>();
   batch->state = &state;
+  Graveyard graveyard;
   std::vector<NodePtr> old_history;
   std::lock_guard<std::mutex> guard(state.mutex);
-  TORCH_INTERNAL_ASSERT(!state.voyage);
+  TORCH_INTERNAL_ASSERT(!state.executor->is_busy());
   for (TarryStorage* storage = state.pending; storage; storage = storage->next) {
     batch->roots.push_back({storage, storage->value.node, storage->value.output});
   }
   if (batch->roots.empty()) { // what was recorded is needed by no tensor any more
-    ++state.epoch;
-    state.position = 0;
-    state.launch_at = kNever;
+    state.next_epoch(graveyard);
     return nullptr;
   }
   gather(*batch);
@@ -96,11 +94,7 @@ std::shared_ptr<Batch> collect(DeviceState& state) {
     }
     root.storage->claim = &root.storage;
   }
-  batch->epoch = state.epoch++;
-  batch->flight = std::move(state.flight);
-  batch->uploads = std::exchange(state.uploads, {});
-  state.launch_at = kNever;
-  state.position = 0;
+  batch->epoch = state.next_epoch(graveyard);
   old_history.swap(state.history);
   return batch;
 }
@@ -122,7 +116,7 @@ std::shared_ptr<Batch> peek(const std::vector<at::Tensor>& tensors) {
   if (storages.empty()) {
     return nullptr;
   }
-  await_step(*batch->state);
+  batch->state->executor->wait();
   Graveyard graveyard;
   std::unique_lock<std::mutex> lock(batch->state->mutex);
   for (TarryStorage* storage : storages) {
@@ -263,6 +257,20 @@ std::vector<c10::IValue> Batch::numbers() const {
   return found;
 }
 
+std::pair<std::vector<uint32_t>, std::vector<uint32_t>> Batch::positions() const {
+  std::vector<uint32_t> inputs, numbers;
+  std::vector<c10::IValue> found;
+  for (const NodePtr& node : order) {
+    if (is_input(*node)) {
+      inputs.insert(inputs.end(), node->is_leaf() ? 1 : node->results->size(), node->position);
+    } else {
+      append_numbers(*node, found);
+      numbers.resize(found.size(), node->position);
+    }
+  }
+  return {std::move(inputs), std::move(numbers)};
+}
+
 namespace {
 
 // Strides of dimensions that are never stepped along (of size 1, or of an empty tensor) may be anything.
@@ -358,92 +366,6 @@ void Batch::commit_results(std::vector<at::Tensor> outputs) {
   commit(std::move(outputs));
 }
 
-namespace {
-
-// A flight reads the batch's inputs: it must have landed before anything else is done with them, also after an error.
-struct LandsFirst {
-  std::shared_ptr<Flight> flight;
-  ~LandsFirst() {
-    if (flight) {
-      flight->wait();
-    }
-  }
-};
-
-} // namespace
-
-bool Batch::run(
-    const std::shared_ptr<const Program>& program, const std::vector<int64_t>& update, const std::vector<int64_t>& symbols,
-    bool preserve, std::shared_ptr<void> diagnose) {
-  WriteLog log;
-  try {
-    return run(program, update, symbols, preserve, std::move(diagnose), log);
-  } catch (...) {
-    recover(update, log, replayed ? lane : current_lane());
-    throw;
-  }
-}
-
-bool Batch::run(
-    const std::shared_ptr<const Program>& program, const std::vector<int64_t>& update, const std::vector<int64_t>& symbols,
-    bool preserve, std::shared_ptr<void> diagnose, WriteLog& log) {
-  c10::InferenceMode no_inference(false); // what is made in inference mode cannot be written outside it, and results outlive the block
-  PlainDispatch plain; // the second: the first switches autograd on
-  auto given = numbers();
-  given.insert(given.end(), symbols.begin(), symbols.end());
-  const auto split = std::dynamic_pointer_cast<const SplitProgram>(program);
-  LandsFirst ahead;
-  if (split) {
-    ahead.flight = claim_flight(*this, *split, given); // first: other flights hold on to buffers that are to be updated
-  } else {
-    abandon(*this);
-  }
-  auto taken = inputs(update, preserve);
-  if (!(split ? ahead.flight || split->early_accepts(taken) : program->accepts(taken))) {
-    return false;
-  }
-  // A program that may refuse its inputs is asked now: on the second thread, nobody could do anything about it.
-  const bool early_done = ahead.flight && ahead.flight->is_done() && !ahead.flight->error;
-  const bool accepted = program->accepts_all() || (early_done && split->late_accepts(taken, ahead.flight->results));
-  if (unawaited && accepted && !preserve && may_depart(*this)) {
-    auto voyage = std::make_shared<Voyage>();
-    voyage->batch = shared_from_this();
-    voyage->program = program;
-    voyage->split = split;
-    voyage->early = ahead.flight;
-    voyage->inputs = std::move(taken);
-    voyage->numbers = std::move(given);
-    voyage->update = update;
-    voyage->diagnose = std::move(diagnose);
-    if (depart(voyage, update)) {
-      ahead.flight.reset();
-      return true;
-    }
-    taken = std::move(voyage->inputs);
-    given = std::move(voyage->numbers);
-  }
-  if (!split) {
-    left = {};
-    commit_results(program->run(std::move(taken), given));
-    return true;
-  }
-  auto early = ahead.flight ? land(*state, *ahead.flight) : std::nullopt;
-  left = {};
-  if (!early) {
-    early = split->run_early(taken, given);
-  }
-  if (!split->late_accepts(taken, *early)) {
-    return false;
-  }
-  // Values that another step left behind are inputs of this one only: nothing like it will come again.
-  const bool comes_again = !replayed && std::none_of(order.begin(), order.end(), [](const NodePtr& node) { return node->results != nullptr; });
-  commit_results(split->run_late(taken, std::move(*early), given));
-  if (comes_again) {
-    expect_again(*this, split);
-  }
-  return true;
-}
-
 void Batch::commit(std::vector<at::Tensor> outputs) {
   TORCH_CHECK(
       outputs.size() == roots.size(), "tarry: the program gave ", outputs.size(), " results for ", roots.size(), " outputs");
@@ -464,12 +386,12 @@ void Batch::commit(std::vector<at::Tensor> outputs) {
     }
   }
   Graveyard here;
-  Graveyard& graveyard = aloft ? left : here;
+  const bool in_flight = mode == Mode::InFlight;
+  Graveyard& graveyard = in_flight ? left : here;
   std::lock_guard<std::mutex> guard(state->mutex);
-  // Nobody has recorded since collect(); or whoever needed one of the nodes would have waited.
-  const bool quiet = aloft || state->position == 0;
-  auto& history = aloft ? state->other_history : state->history;
-  state->overlapped += aloft && state->position != 0;
+  // Nothing was recorded since collect(); or a thread that needed one of the nodes would have waited.
+  const bool quiet = in_flight || state->position == 0;
+  auto& history = in_flight ? state->executor->other_history() : state->history;
   for (size_t i = 0; i < roots.size(); ++i) {
     Root& root = roots[i];
     if (!quiet) {

@@ -11,11 +11,10 @@ struct Root {
   uint32_t output;
 };
 
-class Program;
 class WriteLog;
 struct Structure;
 
-struct Batch : std::enable_shared_from_this<Batch> {
+struct Batch {
   Batch() = default;
   Batch(const Batch&) = delete;
   ~Batch();
@@ -28,13 +27,15 @@ struct Batch : std::enable_shared_from_this<Batch> {
   bool may_fail = false; // one of its nodes may, on data
   bool replayed = false; // the nodes are a replay's own (replay.h): the recorder will not come across them again
   uint32_t lane = 0; // of a replay: the thread that called it, whichever recorded its nodes
-  std::shared_ptr<Flight> flight; // what was computed ahead for this batch, perhaps
-  std::vector<WeakStorageImpl> uploads; // storages filled from the host while it was recorded
   uint32_t slots = 0; // number of values; node n's outputs are slots n->first_slot ...
   std::vector<int32_t> replaces; // per root: the slot of the leaf whose buffer the root's storage had, or -1
-  bool unawaited = false; // nobody needs a value of it: it may be computed while the next one is recorded (voyage.h)
-  bool aloft = false; // and so it is
-  std::vector<at::Tensor> in_place; // if it is, or was and failed: per root, the buffer that its storage was given beforehand
+  enum class Mode : uint8_t {
+    Awaited, // a thread needs a value of it, or has waited for it
+    MayOverlap, // no thread needs a value now: it may be computed while the next one is recorded (execute/executor.h)
+    InFlight, // and so it is
+  };
+  Mode mode = Mode::Awaited;
+  std::vector<at::Tensor> in_place; // of one in flight, or that has failed there: per root, the buffer that its storage has already
   // While a program runs: leaves that it updates, each with its contents from before. The program updates a copy of what others
   // can see, too; of what it updates where it is, so that parameters stay where they are, there may be a copy to go back to.
   struct Original {
@@ -46,7 +47,7 @@ struct Batch : std::enable_shared_from_this<Batch> {
   // After a program has failed: leaves that it had begun to overwrite. Nothing is computed from them again.
   std::vector<const Node*> lost;
   FailurePtr loss; // why
-  Graveyard left; // what it does not need any more, but something in the air may read; freed by the thread that lands it
+  Graveyard left; // what a batch in flight does not need any more; freed by the thread that waits for it, never by the worker
 
   size_t operations() const; // nodes that are not inputs
   size_t leaves() const; // nodes that are
@@ -63,6 +64,8 @@ struct Batch : std::enable_shared_from_this<Batch> {
   std::vector<at::Tensor> own_inputs() const;
   // The numbers of all nodes, as often as they are used, in the order of the raw graph (bindings.cpp).
   std::vector<c10::IValue> numbers() const;
+  // Where in the recording each input and each number came up.
+  std::pair<std::vector<uint32_t>, std::vector<uint32_t>> positions() const;
 
   // Gives the roots' storages their data, and frees the nodes for the next step. An undefined output was written into the
   // buffer of the input that it replaces. Outputs become what was recorded: another layout, or memory shared with an input or
@@ -70,24 +73,12 @@ struct Batch : std::enable_shared_from_this<Batch> {
   void commit_results(std::vector<at::Tensor> outputs);
   // The same for outputs that are known to be right.
   void commit(std::vector<at::Tensor> outputs);
-  // Runs a program and commits what it gives; or has that done on the second thread, if the batch is unawaited and it can be
-  // (`diagnose`: see Voyage). Inputs in `update` are written by it. The values of its symbols, if its sizes vary, follow the
-  // numbers. With `preserve`, it is not handed over, and there are copies of all that it updates. False, and nothing is done, if the
-  // program does not accept the inputs.
-  bool run(
-      const std::shared_ptr<const Program>& program, const std::vector<int64_t>& update, const std::vector<int64_t>& symbols,
-      bool preserve, std::shared_ptr<void> diagnose);
   // Runs the nodes one by one on the real device and commits. If a node fails, all that does not depend on it is computed
   // all the same (failure.h), and the error is thrown at the end if it is this thread's. Whether all could be computed.
   // An `interruptible` run lets signal handlers run in between: they must not ask for values.
   bool interpret(bool interruptible);
 
   bool matches(const Structure& structure) const;
-
- private:
-  bool run(
-      const std::shared_ptr<const Program>& program, const std::vector<int64_t>& update, const std::vector<int64_t>& symbols,
-      bool preserve, std::shared_ptr<void> diagnose, WriteLog& log);
 };
 
 // What of a batch identifies its program: kept with the compiled program to check a hit of the cache.
@@ -110,7 +101,7 @@ struct Structure {
   std::vector<int32_t> replaces;
 };
 
-// No step may be in the air. Takes a snapshot of all pending storages and starts a new epoch; null if nothing is pending.
+// No step may be in flight. Takes a snapshot of all pending storages and starts a new epoch; null if nothing is pending.
 std::shared_ptr<Batch> collect(DeviceState& state);
 // The graph behind some tensors, without starting a new epoch.
 std::shared_ptr<Batch> peek(const std::vector<at::Tensor>& tensors);

@@ -4,8 +4,8 @@
 
 #include <unordered_set>
 
-#include "ahead.h"
 #include "captured.h"
+#include "execute/executor.h"
 #include "jit.h"
 
 namespace py = pybind11;
@@ -180,8 +180,8 @@ void bind_program(py::module& m) {
       "Where the C++ object of an instance of a class that pybind11 has made lies.");
   m.def("split_program", &split_program, "A program in two parts, of which the first may run while the step is still recorded.");
   m.def("set_run_ahead", &set_run_ahead);
-  m.def("forget_expectations", &forget_expectations);
-  m.def("wait_for_flights", &wait_for_flights, py::call_guard<py::gil_scoped_release>());
+  m.def("forget_speculations", &forget_speculations);
+  m.def("stop_executors", &stop_executors, py::call_guard<py::gil_scoped_release>());
   m.def(
       "launch_list",
       [](uint32_t registers, const std::vector<std::pair<c10::ScalarType, std::vector<uint32_t>>>& vectors, const py::list& instructions,

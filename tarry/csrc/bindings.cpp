@@ -4,12 +4,13 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 
-#include "ahead.h"
 #include "batch.h"
 #include "bind_device.h"
 #include "bind_program.h"
 #include "bind_replay.h"
 #include "custom_op.h"
+#include "execute/async_step.h"
+#include "execute/executor.h"
 #include "fault.h"
 #include "hooks.h"
 #include "interpret.h"
@@ -19,7 +20,6 @@
 #include "provenance.h"
 #include "raw_graph.h"
 #include "record.h"
-#include "voyage.h"
 
 namespace py = pybind11;
 
@@ -109,21 +109,26 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     py::dict result;
     result["record"] = state.recorded;
     result["node_reuse"] = state.reused;
-    if (state.ahead_used || state.ahead_missed) {
-      result["run_ahead"] = state.ahead_used.load();
-      result["run_ahead_miss"] = state.ahead_missed.load();
+    const Executor& executor = *state.executor;
+    if (executor.speculator.used || executor.speculator.missed) {
+      result["run_ahead"] = executor.speculator.used.load();
+      result["run_ahead_miss"] = executor.speculator.missed.load();
     }
-    if (state.departed) {
-      result["handed_over"] = state.departed;
-      result["overlapped"] = state.overlapped;
+    if (executor.counts.submitted) {
+      result["handed_over"] = executor.counts.submitted;
+      result["overlapped"] = executor.counts.overlapped;
+    }
+    if (executor.counts.no_cores) {
+      result["run_ahead_no_cores"] = executor.counts.no_cores;
     }
     return result;
   });
   m.def("reset_counters", [](int device) {
     auto& state = device_state(static_cast<c10::DeviceIndex>(device));
     std::lock_guard<std::mutex> guard(state.mutex);
-    state.recorded = state.reused = state.departed = state.overlapped = 0;
-    state.ahead_used = state.ahead_missed = 0;
+    state.recorded = state.reused = 0;
+    state.executor->speculator.used = state.executor->speculator.missed = 0;
+    state.executor->counts = {};
   });
   m.def("pending", [](int device) {
     auto& state = device_state(static_cast<c10::DeviceIndex>(device));
@@ -153,27 +158,28 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     std::lock_guard<std::mutex> guard(storage->state->mutex);
     return static_cast<bool>(storage->value.node);
   });
-  m.def("is_aloft", [](int device) {
+  m.def("is_in_flight", [](int device) {
     auto& state = device_state(static_cast<c10::DeviceIndex>(device));
     std::lock_guard<std::mutex> guard(state.mutex);
-    return state.voyage && state.position == 0;
-  }, "Whether a step is in the air, and nothing was recorded since.");
-  m.def("land", [](int device) {
+    return state.executor->is_busy() && state.position == 0;
+  }, "Whether a step is in flight, and nothing was recorded since.");
+  m.def("finish_step", [](int device) {
     py::gil_scoped_release release;
-    return land_step(device_state(static_cast<c10::DeviceIndex>(device)));
-  }, "Waits for the step in the air. Gives it if it has failed.");
-  py::class_<Voyage, std::shared_ptr<Voyage>>(m, "Voyage", "A step in the air, or one that has failed there.")
-      .def_property_readonly("batch", [](const Voyage& voyage) { return voyage.batch; })
-      .def_property_readonly("diagnose", [](const Voyage& voyage) {
-        return py::reinterpret_borrow<py::object>(static_cast<PyObject*>(voyage.diagnose.get()));
+    return device_state(static_cast<c10::DeviceIndex>(device)).executor->finish();
+  }, "Waits for the step in flight. Gives it if it has failed.");
+  py::class_<AsyncStep, std::shared_ptr<AsyncStep>>(m, "AsyncStep", "A step in flight, or one that has failed there.")
+      .def_property_readonly("batch", [](const AsyncStep& step) { return step.batch; })
+      .def_property_readonly("diagnose", [](const AsyncStep& step) {
+        return py::reinterpret_borrow<py::object>(static_cast<PyObject*>(step.diagnose.get()));
       })
-      .def("rethrow", [](const Voyage& voyage) { std::rethrow_exception(voyage.error); })
-      .def("close", [](const Voyage& voyage) { close(*voyage.batch->state, voyage); });
+      .def("rethrow", [](const AsyncStep& step) { std::rethrow_exception(step.error); })
+      .def("close", [](const AsyncStep& step) { step.batch->state->executor->close(step); });
   m.def("failed_steps", &failed_steps, "Device and epoch of each step that failed because of this lane's operators.");
   m.def("epochs", [](int device) {
     auto& state = device_state(static_cast<c10::DeviceIndex>(device));
     std::lock_guard<std::mutex> guard(state.mutex);
-    return std::make_pair(state.epoch, state.voyage ? state.voyage->batch->epoch : state.epoch);
+    const Batch* in_flight = state.executor->batch_in_flight();
+    return std::make_pair(state.epoch, in_flight ? in_flight->epoch : state.epoch);
   }, "The epoch that is being recorded, and the oldest that is not computed yet.");
   m.def("arm_fault", [](int fault, int64_t after) { arm_fault(static_cast<Fault>(fault), after); });
   m.def("disarm_fault", &disarm_fault);
@@ -219,7 +225,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def(
           "inputs",
           [](Batch& batch, const std::vector<int64_t>& update, bool preserve) {
-            abandon(batch);
+            batch.state->executor->speculator.drop();
             return batch.inputs(update, preserve);
           },
           py::arg("update") = std::vector<int64_t>(), py::arg("preserve") = false)
@@ -238,15 +244,18 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         return raw_graph(batch, integers ? &*integers : nullptr);
       }, py::arg("integers") = py::none(), "The graph as plain data; with other integers than its own, if given (see Outline).")
       .def("outline", [](const Batch& batch) { return std::make_unique<Outline>(batch); })
-      .def("positions", &positions_of)
+      .def("positions", &Batch::positions)
       .def("structure", [](const Batch& batch) { return std::make_unique<Structure>(batch); })
       .def("matches", &Batch::matches)
-      .def_readwrite("unawaited", &Batch::unawaited, "Nobody needs a value of it now.")
-      .def("run", [](Batch& batch, const std::shared_ptr<Program>& program, const std::vector<int64_t>& update,
+      .def_property(
+          "unawaited", [](const Batch& batch) { return batch.mode == Batch::Mode::MayOverlap; },
+          [](Batch& batch, bool unawaited) { batch.mode = unawaited ? Batch::Mode::MayOverlap : Batch::Mode::Awaited; },
+          "No thread needs a value of it now.")
+      .def("run", [](const std::shared_ptr<Batch>& batch, const std::shared_ptr<Program>& program, const std::vector<int64_t>& update,
                      const std::vector<int64_t>& symbols, bool preserve, py::object diagnose) {
-        std::shared_ptr<void> kept = batch.unawaited ? kept_object(std::move(diagnose)) : nullptr;
+        std::shared_ptr<void> kept = batch->mode == Batch::Mode::MayOverlap ? kept_object(std::move(diagnose)) : nullptr;
         py::gil_scoped_release release;
-        return batch.run(program, update, symbols, preserve, std::move(kept));
+        return batch->state->executor->run(batch, program, update, symbols, preserve, std::move(kept));
       }, py::arg("program"), py::arg("update"), py::arg("symbols"), py::arg("preserve"), py::arg("diagnose"))
       .def("interpret", &Batch::interpret, py::arg("interruptible"), py::call_guard<py::gil_scoped_release>())
       .def("commit", [](Batch& batch, std::vector<std::optional<at::Tensor>> results) {

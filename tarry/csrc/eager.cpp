@@ -120,7 +120,7 @@ struct RealArguments {
       memory.push_back(each.data.storage().unsafeGetStorageImpl());
       const size_t nbytes = each.data.storage().nbytes();
       const Layout* home = nbytes == each.nbytes ? each.storage->home : flat_home(each.storage->home->dtype, nbytes);
-      // Another tensor than before: what was launched ahead while the kernel wrote may have read anything, and must not be taken
+      // Another tensor than before: what was launched early while the kernel wrote may have read anything, and must not be taken
       // for a reader of the result.
       at::Tensor renewed = home == each.storage->home ? tarry::alias(each.data) : view_as_layout(each.data, home);
       Graveyard graveyard;

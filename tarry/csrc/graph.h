@@ -114,15 +114,13 @@ struct Node final : c10::intrusive_ptr_target {
 };
 
 struct DeviceState;
-struct Expectation; // ahead.h
-struct Flight;
-struct Voyage; // voyage.h
+class Executor; // execute/executor.h
 struct Trace; // replay.h
 
 enum class Contents : uint8_t {
   Uninitialised, // arbitrary (torch.empty): neither of the fields below is set
   Pending, // output `value.output` of `value.node`, to be computed
-  Data, // `data`: on the real device, with exactly the layout `home`. In a step that overlaps, a buffer that is being filled
+  Data, // `data`: on the real device, with exactly the layout `home`. While a step is in flight, perhaps a buffer that is being filled
   Failed, // could not be computed: reading raises `failure` until all of it is overwritten
 };
 
@@ -174,6 +172,14 @@ struct DeviceBytes {
   int64_t peak = 0;
 };
 
+// Declared before the lock, so that what it holds is freed after the lock is released.
+struct Graveyard {
+  c10::SmallVector<NodePtr, 4> nodes;
+  c10::SmallVector<at::Tensor, 2> tensors;
+  std::vector<WeakStorageImpl> storages;
+  std::vector<FailurePtr> failures;
+};
+
 // All that is recorded on a device. `mutex` guards the fields below and those of the device's storages. Nothing that may
 // take the GIL, run a kernel or free a tensor happens under it: what is replaced goes into a Graveyard first.
 struct DeviceState {
@@ -182,7 +188,7 @@ struct DeviceState {
   const c10::DeviceIndex index;
   std::mutex mutex;
   TarryStorage* pending = nullptr;
-  uint64_t epoch = 1; // grows by one at each collect()
+  uint64_t epoch = 1; // what is recorded between two cuts
   uint32_t position = 0; // of the next node in this epoch
   std::vector<NodePtr> history; // nodes of an executed step by position, free to be used again
   ska::flat_hash_map<Hash128, std::unique_ptr<Signature>, HashOfHash> signatures;
@@ -192,38 +198,12 @@ struct DeviceState {
   std::unordered_set<Hash128, HashOfHash> checked; // what check_once() has found to be right
   uint64_t recorded = 0;
   uint64_t reused = 0;
-  // Running ahead (ahead.h): what is expected, from which position on it may be launched, and what was launched in this epoch.
-  std::unique_ptr<Expectation> expected;
-  static constexpr size_t kMaxUploads = 256;
-  std::vector<WeakStorageImpl> uploads; // the first storages filled from the host since the last collect(), in order
-  uint32_t launch_at = kNever; // until it was launched or the epoch is over
-  std::shared_ptr<Flight> flight;
-  // What the early part of the last step has computed for the program: gradients, above all. The next ones are not computed
-  // while too much of these is still there: see Program::makes_room.
-  std::vector<WeakStorageImpl> early_results;
-  std::atomic<uint64_t> ahead_used{0}; // flights whose results were right
-  std::atomic<uint64_t> ahead_missed{0};
-  // The step that is in the air while the next one is recorded (voyage.h). Its nodes are not free before it has landed, so steps
-  // take turns with two sets of nodes; what is expected of a step is told in terms of its set.
-  std::shared_ptr<Voyage> voyage;
-  std::vector<NodePtr> other_history;
-  std::unique_ptr<Expectation> other_expected;
-  uint64_t departed = 0; // steps that were handed over
-  uint64_t overlapped = 0; // those among them that had not landed when something was recorded again
-  int pointless = 0; // how often in a row a step was waited for before anything was recorded
-  int grounded = 0; // steps to come that are not handed over
+  const std::unique_ptr<Executor> executor; // how batches are computed
   std::atomic<Trace*> trace{nullptr}; // while a call is watched that may be replayed later
 
+  uint64_t next_epoch(Graveyard& graveyard); // begins it, and gives the one that ends. Under the lock
   void link(TarryStorage* storage);
   void unlink(TarryStorage* storage);
-};
-
-// Declared before the lock, so that what it holds is freed after the lock is released.
-struct Graveyard {
-  c10::SmallVector<NodePtr, 4> nodes;
-  c10::SmallVector<at::Tensor, 2> tensors;
-  std::vector<WeakStorageImpl> storages;
-  std::vector<FailurePtr> failures;
 };
 
 DeviceState& device_state(c10::DeviceIndex index);

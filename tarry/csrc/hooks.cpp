@@ -1,6 +1,6 @@
 #include "hooks.h"
 
-#include "ahead.h"
+#include "execute/worker.h"
 
 #include <ATen/Context.h>
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -198,7 +198,7 @@ void first_use() {
   std::call_once(once, [] {
     const auto before = [] {
       if (!in_bad_fork()) {
-        land_all();
+        wait_for_all_tasks();
       }
     };
     pthread_atfork(before, nullptr, [] {

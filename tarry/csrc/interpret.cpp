@@ -12,8 +12,8 @@
 #include <algorithm>
 #include <chrono>
 
-#include "ahead.h"
 #include "batch.h"
+#include "execute/executor.h"
 #include "fault.h"
 #include "gil.h"
 #include "provenance.h"
@@ -639,7 +639,7 @@ std::vector<std::pair<int, uint64_t>> failed_steps(uint32_t lane) {
 }
 
 bool Batch::interpret(bool interruptible) {
-  abandon(*this);
+  state->executor->speculator.drop();
   return Interpreter(*this, interruptible).run();
 }
 

@@ -26,6 +26,7 @@
 #include <c10/core/impl/COW.h>
 #include <torch/library.h>
 
+#include "execute/executor.h"
 #include "hooks.h"
 #include "record.h"
 #include "replay.h"
@@ -291,9 +292,7 @@ at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) 
     std::lock_guard<std::mutex> guard(storage->state->mutex);
     storage->mutable_data_ptr(); // see set_pending()
     set_data(storage, std::move(real), graveyard);
-    if (storage->state->uploads.size() < DeviceState::kMaxUploads) {
-      storage->state->uploads.push_back(weak(storage));
-    }
+    storage->state->executor->speculator.note_upload(storage);
     return self;
   }
   torch::jit::Stack stack{self, upload(*storage->state, source), non_blocking};

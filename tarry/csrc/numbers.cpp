@@ -1,6 +1,35 @@
 #include "numbers.h"
 
+#include <algorithm>
+#include <cmath>
+
 namespace tarry {
+
+bool same_double(double a, double b) {
+  return a == b ? std::signbit(a) == std::signbit(b) : std::isnan(a) && std::isnan(b);
+}
+
+bool same_value(const c10::IValue& a, const c10::IValue& b) {
+  if (a.isInt() && b.isInt()) {
+    return a.toInt() == b.toInt();
+  }
+  if (a.isDouble() && b.isDouble()) {
+    return same_double(a.toDouble(), b.toDouble());
+  }
+  if (a.isComplexDouble() && b.isComplexDouble()) {
+    const auto x = a.toComplexDouble(), y = b.toComplexDouble();
+    return same_double(x.real(), y.real()) && same_double(x.imag(), y.imag());
+  }
+  if (a.isList() && b.isList()) {
+    const auto x = a.toListRef(), y = b.toListRef();
+    return x.size() == y.size() && std::equal(x.begin(), x.end(), y.begin(), same_value);
+  }
+  if (a.isGenerator() && b.isGenerator()) {
+    return a.toGenerator() == b.toGenerator();
+  }
+  return a.tagKind() == b.tagKind() && (a.isNone() || a == b);
+}
+
 namespace {
 
 constexpr int64_t kWhole = -1;

@@ -208,4 +208,66 @@ std::vector<at::Tensor> LaunchList::run(std::vector<at::Tensor> inputs, const st
   return outputs;
 }
 
+// ---- in two parts
+
+namespace {
+
+std::vector<at::Tensor> pick(const std::vector<at::Tensor>& inputs, const std::vector<uint32_t>& positions) {
+  std::vector<at::Tensor> picked;
+  picked.reserve(positions.size());
+  for (const uint32_t k : positions) {
+    picked.push_back(inputs[k]);
+  }
+  return picked;
+}
+
+} // namespace
+
+std::vector<at::Tensor> SplitProgram::run(std::vector<at::Tensor> inputs, const std::vector<c10::IValue>& numbers) const {
+  return run_late(inputs, run_early(inputs, numbers), numbers);
+}
+
+bool SplitProgram::early_accepts(const std::vector<at::Tensor>& inputs) const {
+  return parts_.early->accepts(pick(inputs, parts_.early_takes));
+}
+
+std::vector<at::Tensor> SplitProgram::run_early(const std::vector<at::Tensor>& inputs, const std::vector<c10::IValue>& numbers) const {
+  return parts_.early->run(pick(inputs, parts_.early_takes), numbers);
+}
+
+std::vector<at::Tensor> SplitProgram::late_inputs(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& early) const {
+  std::vector<at::Tensor> taken;
+  taken.reserve(parts_.late_takes.size());
+  for (const int32_t k : parts_.late_takes) {
+    taken.push_back(k >= 0 ? inputs[k] : early[-1 - k]);
+  }
+  return taken;
+}
+
+bool SplitProgram::late_accepts(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& early) const {
+  return parts_.late->accepts(late_inputs(inputs, early));
+}
+
+std::vector<at::Tensor> SplitProgram::run_late(
+    const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> early, const std::vector<c10::IValue>& numbers) const {
+  auto taken = late_inputs(inputs, early);
+  std::vector<bool> returned(early.size());
+  for (const int32_t k : parts_.outputs) {
+    if (k < 0) {
+      returned[-1 - k] = true;
+    }
+  }
+  for (size_t k = 0; k < early.size(); ++k) {
+    if (!returned[k]) {
+      early[k].reset();
+    }
+  }
+  const auto late = parts_.late->run(std::move(taken), numbers);
+  std::vector<at::Tensor> outputs;
+  for (const int32_t k : parts_.outputs) {
+    outputs.push_back(k >= 0 ? late[k] : early[-1 - k]);
+  }
+  return outputs;
+}
+
 } // namespace tarry

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <vector>
 
+#include "execute/backoff.h"
 #include "polynomial.h"
 
 namespace tarry {
@@ -108,6 +109,36 @@ class LaunchList final : public Program {
   std::vector<Polynomial> integers_; // those that depend on symbols
   size_t numbers_; // how many come before the symbols' values
   size_t most_pointers_ = 512; // room for those of any kernel, and for what its caller passes beyond them
+};
+
+// A program in two parts, of which only the late one writes to inputs.
+class SplitProgram final : public Program {
+ public:
+  struct Parts {
+    std::shared_ptr<const Program> early, late;
+    std::vector<uint32_t> early_takes; // inputs
+    std::vector<int32_t> late_takes; // inputs; -1 - k is result k of the early part
+    std::vector<int32_t> outputs; // result k of the late part; -1 - k is one of the early part
+    std::vector<uint32_t> numbers; // what the early part depends on
+    std::vector<uint32_t> seeds; // those among them that are new in every step
+  };
+  explicit SplitProgram(Parts parts) : parts_(std::move(parts)) {}
+  std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const std::vector<c10::IValue>& numbers) const override;
+  bool accepts_all() const override { return parts_.early->accepts_all() && parts_.late->accepts_all(); }
+  bool early_accepts(const std::vector<at::Tensor>& inputs) const;
+  std::vector<at::Tensor> run_early(const std::vector<at::Tensor>& inputs, const std::vector<c10::IValue>& numbers) const;
+  bool late_accepts(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& early) const;
+  // `early` is given away: an activation has to be freed as soon as the late part is done with it.
+  std::vector<at::Tensor> run_late(
+      const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> early, const std::vector<c10::IValue>& numbers) const;
+  const Parts& parts() const { return parts_; }
+
+  mutable Backoff speculation; // whether the early part is launched before a step is complete (execute/speculation.h)
+
+ private:
+  std::vector<at::Tensor> late_inputs(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& early) const;
+
+  Parts parts_;
 };
 
 at::Tensor vector_of(const LaunchList::NumberVector& spec, const std::vector<c10::IValue>& numbers);

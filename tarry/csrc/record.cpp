@@ -7,14 +7,14 @@
 #include <array>
 #include <atomic>
 
-#include "ahead.h"
+#include "batch.h"
+#include "execute/executor.h"
 #include "generator.h"
 #include "hooks.h"
 #include "memory.h"
 #include "provenance.h"
 #include "replay.h"
 #include "scan.h"
-#include "voyage.h"
 
 namespace tarry {
 namespace {
@@ -210,7 +210,8 @@ bool may_fail(const Scan& scan, const Signature& signature) {
 // those of this epoch if that something was recorded in it, and of an earlier one, which is still pending, in any case.
 bool keeps_old_contents(const Scan& scan, const Value& old) {
   const DeviceState& state = *scan.state;
-  if (old.node->epoch != state.epoch && (!is_aloft(state, old) || state.voyage->batch->may_fail)) {
+  const Executor& executor = *state.executor;
+  if (old.node->epoch != state.epoch && (!executor.computes(old) || executor.batch_in_flight()->may_fail)) {
     return true;
   }
   return epochs_with_failures[state.index] == state.epoch || may_fail_on(real_device(state.index), scan.op) ||
@@ -250,12 +251,12 @@ const char* why_cut(const Scan& scan) {
   return over_budget(state, reads_pending) ? "memory cap" : nullptr;
 }
 
-// Whether an argument is a result of the step in the air. Under the lock.
-bool reads_aloft(const Scan& scan) {
-  const DeviceState& state = *scan.state;
-  return C10_UNLIKELY(state.voyage != nullptr) &&
+// Whether an argument is a result of the step in flight. Under the lock.
+bool reads_in_flight(const Scan& scan) {
+  const Executor& executor = *scan.state->executor;
+  return C10_UNLIKELY(executor.is_busy()) &&
       std::any_of(scan.tensors.begin(), scan.tensors.end(), [&](const TensorArgument& argument) {
-           return is_aloft(state, argument.storage->value) && !is_discarded(scan, argument);
+           return executor.computes(argument.storage->value) && !is_discarded(scan, argument);
          });
 }
 
@@ -481,7 +482,7 @@ void record(const Operator& op, torch::jit::Stack* stack) {
   DeviceState& state = *scan.state;
   c10::SmallVector<StoragePtr, 2> storages;
   Graveyard graveyard;
-  bool ready = false;
+  bool is_due = false;
   const Signature* signature = nullptr;
   {
     std::unique_lock<std::mutex> lock(state.mutex);
@@ -503,9 +504,9 @@ void record(const Operator& op, torch::jit::Stack* stack) {
       request_cut(state.index, reason);
       lock.lock();
     }
-    while (!signature->only_views && reads_aloft(scan)) {
+    while (!signature->only_views && reads_in_flight(scan)) {
       lock.unlock();
-      await_step(state);
+      state.executor->wait();
       lock.lock();
     }
     if (FailurePtr failure = signature->only_views ? nullptr : failed_argument(scan)) {
@@ -531,7 +532,7 @@ void record(const Operator& op, torch::jit::Stack* stack) {
       state.link(storage.get());
       storages.push_back(std::move(storage));
     }
-    ready = state.position >= state.launch_at;
+    is_due = state.executor->speculator.is_due();
   }
   size_t item = 0;
   const size_t returns = op.handle.schema().returns().size();
@@ -546,8 +547,8 @@ void record(const Operator& op, torch::jit::Stack* stack) {
   for (const c10::Warning& warning : signature->warnings) {
     c10::warn(warning);
   }
-  if (C10_UNLIKELY(ready)) {
-    launch(state);
+  if (C10_UNLIKELY(is_due)) {
+    state.executor->speculate();
   }
 }
 
@@ -556,7 +557,8 @@ void set_max_pending(uint32_t nodes) {
 }
 
 bool may_be_taken_back(const DeviceState& state) {
-  return epochs_with_failures[state.index] == state.epoch || (state.voyage && state.voyage->batch->may_fail);
+  const Batch* in_flight = state.executor->batch_in_flight();
+  return epochs_with_failures[state.index] == state.epoch || (in_flight && in_flight->may_fail);
 }
 
 int32_t set_region(int32_t region) {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "ahead.h"
+#include "execute/executor.h"
 #include "generator.h"
 #include "hooks.h"
 #include "numbers.h"
@@ -12,34 +12,19 @@
 
 namespace tarry {
 
-namespace {
-
-// What was launched ahead for a step that will not come. Declared before the lock, and waited for after it: see pilot.h.
-struct Unwanted {
-  std::shared_ptr<Flight> flight;
-  ~Unwanted() {
-    if (flight) {
-      flight->cancelled = true;
-      flight->wait();
-    }
-  }
-};
-
-} // namespace
-
 // ---- watching a call
 
 Trace::Trace(DeviceState& state) : state(state), first_serial(next_serial()) {
-  Unwanted unwanted;
-  std::lock_guard<std::mutex> guard(state.mutex);
-  TORCH_CHECK(!state.trace, "tarry: a step function is being watched already");
-  if (state.position != 0) { // recorded, and dead by now
-    ++state.epoch;
-    state.position = 0;
-    state.launch_at = kNever;
-    unwanted.flight = std::move(state.flight);
+  {
+    Graveyard graveyard;
+    std::lock_guard<std::mutex> guard(state.mutex);
+    TORCH_CHECK(!state.trace, "tarry: a step function is being watched already");
+    if (state.position != 0) { // recorded, and dead by now
+      state.next_epoch(graveyard);
+    }
+    state.trace = this;
   }
-  state.trace = this;
+  state.executor->speculator.drop();
 }
 
 Trace::~Trace() {
@@ -380,14 +365,11 @@ std::variant<std::vector<at::Tensor>, std::string> Replay::arm(
   }
   {
     Graveyard graveyard;
-    Unwanted unwanted;
-    std::vector<WeakStorageImpl> uploads;
     std::lock_guard<std::mutex> guard(state.mutex);
-    TORCH_INTERNAL_ASSERT(!state.voyage);
+    TORCH_INTERNAL_ASSERT(!state.executor->is_busy());
     if (auto reason = check_contents(storages)) {
       return *reason;
     }
-    uploads.swap(state.uploads); // this step's, as collect() does it
     draw_seeds();
     set_numbers(numbers);
     for (size_t i = 0; i < leaves_.size(); ++i) {
@@ -407,12 +389,10 @@ std::variant<std::vector<at::Tensor>, std::string> Replay::arm(
         root.storage->claim = &root.storage;
       }
     }
-    batch_->epoch = state.epoch++;
+    batch_->epoch = state.next_epoch(graveyard);
     batch_->lane = current_lane();
-    state.position = 0;
-    state.launch_at = kNever;
-    unwanted.flight = std::move(state.flight);
   }
+  state.executor->speculator.drop(); // what was launched for another step
   const auto make = [&](const Tensor& spec) {
     return make_tensor(state, spec.layout, StoragePtr::reclaim_copy(storages.at(spec.place)));
   };

@@ -114,7 +114,7 @@ class Replay {
   };
 
   Replay(const Snapshot& snapshot, Plan plan);
-  // No step may be in the air. Makes the step pending, with these arguments and numbers, and gives the results; or says why it
+  // No step may be in flight. Makes the step pending, with these arguments and numbers, and gives the results; or says why it
   // cannot, and changes nothing.
   std::variant<std::vector<at::Tensor>, std::string> arm(const std::vector<at::Tensor>& arguments, const std::vector<double>& numbers);
   // Why arm() would do nothing with these arguments, if it would not.

@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "hooks.h"
+#include "numbers.h"
 
 namespace tarry {
 
@@ -229,20 +230,6 @@ void Scan::argument(const c10::IValue& value, const Argument& declared) {
   }
 }
 
-static bool same_constant(const c10::IValue& a, const c10::IValue& b) {
-  if (a.isInt()) {
-    return b.isInt() && a.toInt() == b.toInt();
-  }
-  if (a.isNone() || b.isNone()) {
-    return a.isNone() == b.isNone();
-  }
-  if (a.isList() && b.isList()) {
-    const auto x = a.toListRef(), y = b.toListRef();
-    return x.size() == y.size() && std::equal(x.begin(), x.end(), y.begin(), same_constant);
-  }
-  return a == b;
-}
-
 bool same_call(const Node& a, c10::ArrayRef<int16_t> slots, c10::ArrayRef<c10::IValue> constants) {
   if (c10::ArrayRef<int16_t>(a.slots) != slots || a.constants.size() != constants.size()) {
     return false;
@@ -261,13 +248,13 @@ bool same_call(const Node& a, c10::ArrayRef<int16_t> slots, c10::ArrayRef<c10::I
         break;
       }
       case ArgKind::Constant:
-        if (!same_constant(a.constants[at], constants[at])) {
+        if (!same_value(a.constants[at], constants[at])) {
           return false;
         }
         ++at;
         break;
       default:
-        if (a.op->has(kShapeFromNumbers) && !same_constant(a.constants[at], constants[at])) {
+        if (a.op->has(kShapeFromNumbers) && !same_value(a.constants[at], constants[at])) {
           return false;
         }
         ++at;

@@ -9,13 +9,12 @@
 #include <atomic>
 #include <typeinfo>
 
+#include "execute/executor.h"
 #include "graph.h"
-#include "ahead.h"
 #include "hooks.h"
 #include "memory.h"
 #include "record.h"
 #include "replay.h"
-#include "voyage.h"
 
 namespace tarry {
 namespace {
@@ -168,6 +167,12 @@ void TarryStorage::release_resources() {
   }
 }
 
+uint64_t DeviceState::next_epoch(Graveyard& graveyard) {
+  executor->speculator.end_epoch(graveyard);
+  position = 0;
+  return epoch++;
+}
+
 void DeviceState::link(TarryStorage* storage) {
   if (!storage->keeps_count) {
     c10::raw::weak_intrusive_ptr::incref(static_cast<c10::intrusive_ptr_target*>(storage));
@@ -189,8 +194,7 @@ void DeviceState::unlink(TarryStorage* storage) {
   storage->previous = storage->next = nullptr;
 }
 
-DeviceState::DeviceState(c10::DeviceIndex index)
-    : index(index), expected(std::make_unique<Expectation>()), other_expected(std::make_unique<Expectation>()) {}
+DeviceState::DeviceState(c10::DeviceIndex index) : index(index), executor(std::make_unique<Executor>(*this)) {}
 
 DeviceState& device_state(c10::DeviceIndex index) {
   static auto* states = [] {
@@ -344,11 +348,11 @@ at::Tensor settled_data(TarryStorage* storage, const char* reason) {
   check_fork();
   trace_read(*storage->state);
   for (int attempt = 0;; ++attempt) {
-    await_step(*storage->state); // what is there may be a buffer whose contents are still being computed
+    storage->state->executor->wait(); // what is there may be a buffer whose contents are still being computed
     FailurePtr failure;
     {
       std::lock_guard<std::mutex> guard(storage->state->mutex);
-      if (storage->state->voyage) {
+      if (storage->state->executor->is_busy()) {
         continue; // another thread was fast
       }
       const Contents contents = storage->contents();
@@ -422,7 +426,7 @@ at::Tensor materialise_for_reading(const at::Tensor& tensor, const char* reason)
   TarryStorage* storage = storage_of(tensor.unsafeGetTensorImpl());
   TORCH_CHECK(storage, kNotOurs);
   check_fork();
-  const at::Tensor early = read_aloft(storage);
+  const at::Tensor early = storage->state->executor->read_early(storage);
   if (!early.defined()) {
     return materialise(tensor, reason);
   }

@@ -1,38 +1,13 @@
 #include "verify.h"
 
-#include <cmath>
-#include <cstring>
-
 #include "generator.h"
+#include "numbers.h"
 #include "scan.h"
 
 namespace tarry {
 namespace {
 
 using Kind = Difference::Kind;
-
-bool same_double(double a, double b) { // -0.0 is not 0.0, and NaN is NaN
-  return std::memcmp(&a, &b, sizeof(double)) == 0 || (std::isnan(a) && std::isnan(b));
-}
-
-// Exactly the same: 1 is not 1.0, nor True.
-bool same_value(const c10::IValue& a, const c10::IValue& b) {
-  if (a.isDouble() && b.isDouble()) {
-    return same_double(a.toDouble(), b.toDouble());
-  }
-  if (a.isComplexDouble() && b.isComplexDouble()) {
-    const auto x = a.toComplexDouble(), y = b.toComplexDouble();
-    return same_double(x.real(), y.real()) && same_double(x.imag(), y.imag());
-  }
-  if (a.isList() && b.isList()) {
-    const auto x = a.toListRef(), y = b.toListRef();
-    return x.size() == y.size() && std::equal(x.begin(), x.end(), y.begin(), same_value);
-  }
-  if (a.isGenerator() && b.isGenerator()) {
-    return a.toGenerator() == b.toGenerator();
-  }
-  return a.tagKind() == b.tagKind() && (a.isNone() || a == b);
-}
 
 // The name of the argument that a constant of a node belongs to.
 std::string argument_name(const Node& node, size_t which) {

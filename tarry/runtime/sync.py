@@ -115,7 +115,7 @@ class Runtime:
             self._sizes.clear()
             self._places.clear()
             self.generation += 1
-            self._native.forget_expectations()
+            self._native.forget_speculations()
             try:
                 self._start(chosen, device if chosen is backend else None, old)
             except BaseException:
@@ -191,7 +191,7 @@ class Runtime:
             for text in self._native.owed_errors():
                 _log.error("tarry: a step failed, and no thread has asked for its values since: %s", text)
         finally:
-            self._native.wait_for_flights()
+            self._native.stop_executors()
             if self._backend is not None:
                 self._backend.teardown()
 
@@ -219,7 +219,7 @@ class Runtime:
                 if self._in_flight:
                     raise _in_mid_step()
                 backend = self._backend or backend
-                if awaited or not self._native.is_aloft(device):
+                if awaited or not self._native.is_in_flight(device):
                     self._land(device)
                     batch = self._native.collect(device)
                     if batch is not None:
@@ -237,7 +237,7 @@ class Runtime:
     def _land(self, device: int) -> None:
         """Wait for the step in the air. If it failed, it is computed by the reference path, and its error raised here.
         The lock is held."""
-        failed = self._native.land(device)
+        failed = self._native.finish_step(device)
         if failed is None:
             self.after_landing()
             return

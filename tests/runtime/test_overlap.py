@@ -22,7 +22,7 @@ from tests.support.threads import on_threads
 
 USES_DEVICE = True
 WIDTH, ROWS = 64, 128
-"""A step takes so long that handing it over is worth while; see kBrief in csrc/voyage.cpp."""
+"""A step takes so long that handing it over is worth while; see kBrief in csrc/execute/executor.cpp."""
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def _torchscript() -> Iterator[None]:
     tarry.set_backend("eager")
 
 
-def _departed() -> int:
+def _submitted() -> int:
     return int(C.counters(0).get("handed_over", 0))
 
 
@@ -80,12 +80,12 @@ def _train(device: str, after: After, steps: int = 12, *, layers: int = 6, keep_
 def _assert_as_eager(after: After, **program: Any) -> None:
     C.reset_counters(0)
     mine = _train("tarry", after, **program)
-    assert _departed() > 0
+    assert _submitted() > 0
     torch.testing.assert_close(mine, _train("cpu", after, **program))
     tarry.config.run_ahead = False
-    before = _departed()
+    before = _submitted()
     again = _train("tarry", after, **program)
-    assert _departed() == before
+    assert _submitted() == before
     torch.testing.assert_close(again, mine, rtol=0, atol=0)
 
 
@@ -101,7 +101,7 @@ def test_a_step_is_computed_while_the_next_one_is_recorded() -> None:
         net(x).square().mean().backward()
         optimizer.step()
     tarry.wait()
-    assert _departed() >= 4
+    assert _submitted() >= 4
     assert _overlapped() >= 1
 
 
@@ -112,14 +112,14 @@ def test_a_loop_that_never_reads_is_computed_while_it_is_recorded() -> None:
     with torch.no_grad(), tarry.config.override(max_pending_bytes=1 << 20):
         for _ in range(64):
             total += net(torch.ones(256, 256).to("tarry")).sum()
-    assert _departed() >= 4
+    assert _submitted() >= 4
     assert _overlapped() >= 1
 
 
 def test_it_can_be_turned_off() -> None:
     tarry.config.run_ahead = False
     _train("tarry", lambda step, net, loss: None)
-    assert _departed() == 0
+    assert _submitted() == 0
 
 
 def test_a_step_that_is_asked_for_at_once_is_not_handed_over_for_long() -> None:
@@ -129,25 +129,25 @@ def test_a_step_that_is_asked_for_at_once_is_not_handed_over_for_long() -> None:
         net(torch.ones(512, 512).to("tarry")).square().mean().backward()
         optimizer.step()
         net.layers[0].weight[0, 0].item()
-    assert 1 <= _departed() < 20  # how many depends on who was faster
+    assert 1 <= _submitted() < 20  # how many depends on who was faster
 
 
 def test_a_loss_is_read_while_the_rest_of_its_step_is_computed() -> None:
     net = Net(width=512).to("tarry")
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     x = torch.ones(512, 512).to("tarry")
-    aloft = []
+    in_flight = []
     for _ in range(8):
-        C.forget_expectations()  # and that steps were waited for at once
+        C.forget_speculations()  # and that steps were waited for at once
         optimizer.zero_grad()
         loss = net(x).square().mean()
         loss.backward()
         optimizer.step()
         early = [loss.item(), loss.cpu().item(), loss.view(1).to("cpu")[0].item()]
-        aloft.append(C.is_aloft(0))  # reading it has not landed the step, which takes milliseconds
+        in_flight.append(C.is_in_flight(0))  # reading it has not finished the step, which takes milliseconds
         tarry.wait()
         assert early == [loss.item()] * 3
-    assert any(aloft)
+    assert any(in_flight)
 
 
 def test_wait_means_that_it_is_done() -> None:
@@ -157,7 +157,7 @@ def test_wait_means_that_it_is_done() -> None:
         net(torch.ones(256, 256).to("tarry")).sum().backward()
         optimizer.step()
         finish()
-        assert not C.is_aloft(0)
+        assert not C.is_in_flight(0)
 
 
 def test_a_second_cut_does_not_wait_for_the_first() -> None:
@@ -197,7 +197,7 @@ def test_losses_kept_and_read_later() -> None:
 
 
 def test_a_running_sum_of_the_losses() -> None:
-    """An operator on a result of the step in the air: whoever records it waits."""
+    """An operator on a result of the step in flight: the thread that records it waits."""
     sums: list[Tensor] = []
 
     def add(step: int, net: Net, loss: Tensor) -> float | None:
@@ -293,7 +293,7 @@ def test_two_models_that_take_turns() -> None:
         return [*losses, *(value.cpu() for net in nets for value in net.state_dict().values())]
 
     torch.testing.assert_close(train("tarry"), train("cpu"))
-    assert _departed() > 0
+    assert _submitted() > 0
 
 
 def test_an_exception_in_the_program_between_steps() -> None:
@@ -333,7 +333,7 @@ def test_a_compiled_function_is_handed_over_too() -> None:
         losses = [run(torch.randn(ROWS, WIDTH).to(device)) for _ in range(14)]
         if device == "tarry":
             assert run.replays > 4  # type: ignore[attr-defined]
-            assert _departed() >= 2
+            assert _submitted() >= 2
         return [*(loss.cpu() for loss in losses), *(value.cpu() for value in net.state_dict().values())]
 
     torch.testing.assert_close(train("tarry"), train("cpu"))
@@ -382,10 +382,10 @@ def test_an_error_is_raised_at_the_next_look_and_names_its_line(look: Look) -> N
         step(good)
     state = [value.clone().cpu() for value in net.state_dict().values()]
     for _ in range(2):
-        C.forget_expectations()  # and that steps were waited for at once
-        departed = _departed()
+        C.forget_speculations()  # and that steps were waited for at once
+        submitted = _submitted()
         bad = step(torch.full((ROWS,), 99).to("tarry"))
-        assert _departed() == departed + 1
+        assert _submitted() == submitted + 1
         with pytest.raises(IndexError, match=r"aten::embedding, recorded at .*test_overlap\.py:\d+"):
             look(table, net, bad)
         with pytest.raises(IndexError, match="embedding"):
@@ -409,16 +409,16 @@ def test_an_error_after_the_loss_that_was_read() -> None:
         loss = net(x).square().mean()
         loss.backward()
         counts.index_add_(0, index, loss.detach().expand(4))
-        C.forget_expectations()
+        C.forget_speculations()
         optimizer.step()
         return loss.detach()
 
     for _ in range(5):
         assert step(torch.arange(4).to("tarry")).item() > 0
     before = [value.clone().cpu() for value in (counts, *net.parameters())]
-    departed = _departed()
+    submitted = _submitted()
     bad = step(torch.full((4,), 99).to("tarry"))
-    assert _departed() == departed + 1
+    assert _submitted() == submitted + 1
     assert bad.item() > 0
     with pytest.raises(IndexError, match=r"aten::index_add_, recorded at .*test_overlap\.py:\d+"):
         tarry.wait()
@@ -452,7 +452,7 @@ def test_a_program_that_fails_where_the_reference_path_does_not(monkeypatch: pyt
         losses = []
         for step in range(8):
             x = torch.randn(ROWS, WIDTH).to("tarry")
-            C.forget_expectations()  # and that steps were waited for at once
+            C.forget_speculations()  # and that steps were waited for at once
             failing[:] = [step == fail_at]
             loss = net(x).square().mean()
             optimizer.zero_grad()

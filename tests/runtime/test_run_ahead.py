@@ -27,7 +27,7 @@ def _torchscript() -> Iterator[None]:
     tarry.set_backend("eager")
 
 
-def _flights() -> tuple[int, int]:
+def _launches() -> tuple[int, int]:
     counts = C.counters(0)
     return counts.get("run_ahead", 0), counts.get("run_ahead_miss", 0)
 
@@ -92,7 +92,7 @@ def _assert_as_eager(**program: object) -> None:
 
 def test_a_training_loop_runs_ahead() -> None:
     _assert_as_eager()
-    used, missed = _flights()
+    used, missed = _launches()
     assert used >= 6
     assert missed <= 1  # the first step, which makes the optimizer's state, does not come again
 
@@ -100,12 +100,12 @@ def test_a_training_loop_runs_ahead() -> None:
 def test_it_can_be_turned_off() -> None:
     tarry.config.run_ahead = False
     _train("tarry")
-    assert _flights() == (0, 0)
+    assert _launches() == (0, 0)
 
 
 def test_a_number_that_changes_now_and_then_is_noticed() -> None:
     _assert_as_eager(scale=lambda step: 3.0 if step in (4, 5) else 1.0)
-    used, missed = _flights()
+    used, missed = _launches()
     assert used >= 1
     assert missed >= 1
 
@@ -154,7 +154,7 @@ def test_other_graphs_in_between() -> None:
 def test_it_is_given_up_after_some_misses() -> None:
     scales = [1.0 + 0.01 * step for step in range(40)]
     _assert_as_eager(steps=40, scale=lambda step: scales[step])
-    assert _flights()[1] <= 8
+    assert _launches()[1] <= 8
 
 
 def test_a_fault_of_the_early_part_names_the_line_and_harms_nothing() -> None:
@@ -234,7 +234,7 @@ def test_denormal_numbers_are_flushed_on_the_second_thread_too() -> None:
         torch.set_flush_denormal(False)
 
 
-def test_a_process_ends_with_a_flight_in_the_air() -> None:
+def test_a_process_ends_while_an_early_part_runs() -> None:
     program = """
 import torch, tarry
 tarry.set_backend("torchscript")
@@ -288,7 +288,7 @@ def _train_on_batches(
 def test_batches_are_foreseen_by_the_order_of_their_uploads() -> None:
     C.reset_counters(0)
     mine = _train_on_batches("tarry")
-    used, missed = _flights()
+    used, missed = _launches()
     assert used >= 8
     assert missed <= 1
     torch.testing.assert_close(mine, _train_on_batches("cpu"))

@@ -1,0 +1,278 @@
+#include "execute/executor.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/record_function.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+
+#include "execute/async_step.h"
+#include "hooks.h"
+#include "record.h"
+
+namespace tarry {
+namespace {
+
+std::atomic<bool> enabled{true};
+
+// Submitting a step costs two changes of thread: a step that takes less than this does not pay.
+constexpr std::chrono::microseconds kBrief{200};
+
+// The leaf whose buffer each root's storage is given beforehand: the one that the result replaces, if nothing else can see it.
+// The program updates the buffer in place, or its result is copied there when the step is done: for the next step, both are
+// the same. Null where there is no such leaf.
+std::vector<Node*> leaves_replaced(const AsyncStep& step) {
+  const Batch& batch = *step.batch;
+  std::vector<Node*> inputs, by_slot(batch.slots);
+  for (const NodePtr& node : batch.order) {
+    if (node->is_leaf()) { // may_overlap() has seen to it that there are no other inputs
+      inputs.push_back(node.get());
+      const bool own = node->data.use_count() == 1 && node->data.storage().use_count() == 2; // itself and the program's input
+      by_slot[node->first_slot] = own ? node.get() : nullptr;
+    }
+  }
+  for (const int64_t position : step.update) { // made its own by Batch::inputs()
+    by_slot[inputs.at(position)->first_slot] = inputs[position];
+  }
+  std::vector<Node*> found;
+  for (size_t i = 0; i < batch.roots.size(); ++i) {
+    const Root& root = batch.roots[i];
+    Node* leaf = batch.replaces[i] < 0 ? nullptr : by_slot[batch.replaces[i]];
+    const bool fits = leaf && root.node->output_layout(root.output)->describes(leaf->data.unsafeGetTensorImpl());
+    found.push_back(fits ? leaf : nullptr);
+  }
+  return found;
+}
+
+// Values that another step left behind are inputs of this batch only: nothing like it will come again.
+bool comes_again(const Batch& batch) {
+  return !batch.replayed &&
+      std::none_of(batch.order.begin(), batch.order.end(), [](const NodePtr& node) { return node->results != nullptr; });
+}
+
+} // namespace
+
+// ---- running a batch
+
+bool Executor::may_use_worker() {
+  if (!enabled.load(std::memory_order_relaxed)) {
+    return false;
+  }
+  const c10::Device device = real_device(state_.index);
+  if (device.is_cpu() && !may_use_second_thread(at::get_num_threads(), available_cores(), device)) {
+    std::lock_guard<std::mutex> guard(state_.mutex);
+    ++counts.no_cores;
+    return false;
+  }
+  return true;
+}
+
+bool Executor::may_overlap(const Batch& batch) {
+  const c10::Device device = real_device(state_.index);
+  return batch.mode == Batch::Mode::MayOverlap && !at::hasCallbacks() && // a profiler wants to see this thread's work
+      std::all_of(batch.order.begin(), batch.order.end(), [device](const NodePtr& node) {
+           return !node->results && (!node->is_leaf() || node->data.device() == device);
+         }) &&
+      overlap_.allows();
+}
+
+bool Executor::run(
+    const std::shared_ptr<Batch>& batch, const std::shared_ptr<const Program>& program, const std::vector<int64_t>& update,
+    const std::vector<int64_t>& symbols, bool preserve, std::shared_ptr<void> diagnose) {
+  c10::InferenceMode no_inference(false); // what is made in inference mode cannot be written outside it, and results outlive the block
+  PlainDispatch plain; // the second: the first switches autograd on
+  auto numbers = batch->numbers();
+  numbers.insert(numbers.end(), symbols.begin(), symbols.end());
+  const auto step = std::make_shared<AsyncStep>(batch, program, update, std::move(numbers), std::move(diagnose));
+  WriteLog log;
+  try {
+    // First: what was launched with other inputs holds on to buffers that are to be updated.
+    step->early = speculator.claim(*batch, step->split.get(), step->numbers);
+    step->inputs = batch->inputs(update, preserve);
+    if (!step->accepts_inputs()) {
+      return false;
+    }
+    const bool worker = may_use_worker();
+    const auto expected = worker && comes_again(*batch) ? step->split : nullptr;
+    if (worker && !preserve && step->accepts_everything() && may_overlap(*batch) && submit_step(step, expected)) {
+      return true;
+    }
+    if (!step->compute(/*asynchronously=*/false)) {
+      return false;
+    }
+    Speculator::Replaced old;
+    std::lock_guard<std::mutex> guard(state_.mutex);
+    if (expected && state_.position == 0) { // or the next step has begun already
+      speculator.expect(*batch, expected, /*overlaps=*/false, old);
+    }
+    return true;
+  } catch (...) {
+    if (step->early) {
+      step->early->wait(); // it reads the inputs
+    }
+    batch->recover(update, log, step->lane);
+    throw;
+  }
+}
+
+// False, and nothing is done, if something was recorded since the batch was collected: it may refer to the batch's nodes.
+bool Executor::submit_step(const std::shared_ptr<AsyncStep>& step, const std::shared_ptr<const SplitProgram>& expected) {
+  Batch& batch = *step->batch;
+  const auto leaves = leaves_replaced(*step);
+  Graveyard graveyard;
+  Speculator::Replaced old;
+  std::lock_guard<std::mutex> guard(state_.mutex);
+  if (state_.position != 0) {
+    return false;
+  }
+  batch.mode = Batch::Mode::InFlight;
+  batch.in_place.assign(leaves.size(), at::Tensor());
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    Root& root = batch.roots[i];
+    if (!leaves[i]) {
+      continue;
+    }
+    batch.in_place[i] = leaves[i]->data;
+    if (root.storage && root.storage->value.node == root.node && root.storage->value.output == root.output) {
+      set_data(root.storage, leaves[i]->data, graveyard);
+    }
+  }
+  if (!batch.replayed) {
+    // The step's nodes are not free before it is done, so steps take turns with two sets of nodes.
+    speculator.expect(batch, expected, /*overlaps=*/true, old);
+    state_.history.swap(other_history_);
+  }
+  ++counts.submitted;
+  step->submitted = std::chrono::steady_clock::now();
+  step_ = step;
+  submit(step);
+  return true;
+}
+
+void Executor::note_done(const AsyncStep& step, bool was_read) {
+  std::lock_guard<std::mutex> guard(state_.mutex);
+  counts.overlapped += state_.position != 0;
+  if (state_.position != 0 || was_read) {
+    overlap_.succeeded();
+  } else if (std::chrono::steady_clock::now() - step.submitted < kBrief) {
+    overlap_.failed();
+  }
+}
+
+// ---- the step in flight
+
+// All later nodes have a later epoch.
+bool Executor::computes(const Value& value) const {
+  return step_ && value.node && value.node->epoch <= step_->batch->epoch;
+}
+
+const Batch* Executor::batch_in_flight() const {
+  return step_ ? step_->batch.get() : nullptr;
+}
+
+// `for_value`: a value is needed, which another thread may ask for without holding up the one that records.
+std::shared_ptr<AsyncStep> Executor::finish(bool for_value) {
+  std::shared_ptr<AsyncStep> step;
+  {
+    std::lock_guard<std::mutex> guard(state_.mutex);
+    step = step_;
+  }
+  if (!step) {
+    return nullptr;
+  }
+  step->wait();
+  Graveyard left; // freed after the lock is released, as is the step
+  {
+    std::lock_guard<std::mutex> guard(state_.mutex);
+    if (step_ != step) {
+      return nullptr; // another thread was first
+    }
+    std::swap(left, step->batch->left);
+    step->batch->mode = Batch::Mode::Awaited;
+    if (!step->error) {
+      if (for_value && step->owner == std::this_thread::get_id() && state_.position == 0) {
+        overlap_.failed();
+      }
+      step_.reset(); // not the last reference
+      return nullptr;
+    }
+  }
+  speculator.cancel(); // what was launched reads buffers whose contents are not there
+  return step;
+}
+
+void Executor::close(const AsyncStep& step) {
+  std::shared_ptr<AsyncStep> closed;
+  std::lock_guard<std::mutex> guard(state_.mutex);
+  if (step_.get() == &step) {
+    closed = std::move(step_);
+  }
+}
+
+at::Tensor Executor::read_early(const TarryStorage* storage) {
+  std::shared_ptr<AsyncStep> step;
+  size_t index = 0;
+  {
+    std::lock_guard<std::mutex> guard(state_.mutex);
+    if (!computes(storage->value) || !step_->split) {
+      return {};
+    }
+    const auto& roots = step_->batch->roots;
+    const auto found = std::find_if(roots.begin(), roots.end(), [storage](const Root& root) { return root.storage == storage; });
+    index = static_cast<size_t>(found - roots.begin());
+    if (found == roots.end() || found->node != storage->value.node || found->output != storage->value.output ||
+        step_->split->parts().outputs.at(index) >= 0) {
+      return {};
+    }
+    step = step_;
+  }
+  return step->read_early(index);
+}
+
+void Executor::wait() {
+  while (finish(/*for_value=*/true)) {
+    request_sync(state_.index, "a step that failed"); // raises its error, unless another thread is the first to do so
+  }
+}
+
+// ---- speculation
+
+void Executor::speculate() {
+  bool is_busy = false;
+  {
+    std::lock_guard<std::mutex> guard(state_.mutex);
+    is_busy = step_ && !step_->is_done();
+  }
+  speculator.launch(is_busy);
+}
+
+void Executor::forget() {
+  speculator.forget();
+  overlap_.reset();
+}
+
+bool runs_ahead() {
+  return enabled.load(std::memory_order_relaxed);
+}
+
+void set_run_ahead(bool on) {
+  enabled = on;
+  if (!on) {
+    forget_speculations();
+  }
+}
+
+void forget_speculations() {
+  for (c10::DeviceIndex i = 0; i < kMaxDevices; ++i) {
+    device_state(i).executor->forget();
+  }
+}
+
+void stop_executors() {
+  if (!in_bad_fork()) { // where locks of other threads are held for ever
+    set_run_ahead(false);
+    wait_for_all_tasks();
+  }
+}
+
+} // namespace tarry
