@@ -74,6 +74,11 @@ def report() -> str:
     for name in sorted(counts):
         spent = f"  {times[name]:.3f} s" if name in times else ""
         lines.append(f"  {name:<40} {counts[name]:>10.10g}{spent}")
+    if counts.get("run_ahead_off"):
+        lines.append(
+            "run_ahead_off: steps for which no second thread was used, because PyTorch's threads take all cores; "
+            "torch.set_num_threads() changes that"
+        )
     with _lock:
         places, reasons = _places.most_common(), _reasons.most_common()
     if reasons:

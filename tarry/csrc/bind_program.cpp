@@ -180,6 +180,10 @@ void bind_program(py::module& m) {
       "Where the C++ object of an instance of a class that pybind11 has made lies.");
   m.def("split_program", &split_program, "A program in two parts, of which the first may run while the step is still recorded.");
   m.def("set_run_ahead", &set_run_ahead);
+  m.def("can_run_ahead", [](const std::string& device) { return can_run_ahead(c10::Device(device)); });
+  m.def("may_use_second_thread", [](int threads, int cores, const std::string& device) {
+    return may_use_second_thread(threads, cores, c10::Device(device));
+  });
   m.def("forget_speculations", &forget_speculations);
   m.def("stop_executors", &stop_executors, py::call_guard<py::gil_scoped_release>());
   m.def(

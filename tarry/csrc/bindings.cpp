@@ -119,7 +119,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       result["overlapped"] = executor.counts.overlapped;
     }
     if (executor.counts.no_cores) {
-      result["run_ahead_no_cores"] = executor.counts.no_cores;
+      result["run_ahead_off"] = executor.counts.no_cores;
     }
     return result;
   });

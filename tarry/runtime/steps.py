@@ -16,6 +16,7 @@ from tarry.config import config
 from tarry.errors import FallbackError, Unsupported
 from tarry.ir.build import from_raw
 from tarry.ir.graph import Graph, Node, Number, leaves, typed
+from tarry.native import C
 from tarry.passes.decompose import decompose, is_decomposed, named
 from tarry.passes.donation import safe_updates
 from tarry.passes.lowerings import lowerings_for
@@ -156,7 +157,7 @@ class CompiledStep:
         program: Runnable
         try:
             parts = None
-            if config.run_ahead and backend.runs_ahead(graph):
+            if C.can_run_ahead(backend.device) and backend.runs_ahead(graph):
                 parts = split(graph, *self._positions, little_late=torch.device(backend.device).type != "cpu")
             breathe()
             program = CompiledProgram(backend, graph, make, self._guard, parts)

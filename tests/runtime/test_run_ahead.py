@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import weakref
@@ -256,7 +257,42 @@ for v in w[1:]:
         assert done.returncode == 0, done.stderr
 
 
-# ---- inputs that are told before they are recorded
+# ---- where the second thread would compete
+
+
+@pytest.mark.parametrize(
+    ("threads", "cores", "device", "free"),
+    [
+        (1, 2, "cpu", True),
+        (2, 2, "cpu", False),
+        (7, 8, "cpu", False),
+        (6, 8, "cpu", True),
+        (1, 1, "cpu", True),
+        (8, 8, "cuda:0", True),
+    ],
+)
+def test_the_second_thread_is_used_where_it_has_a_core(threads: int, cores: int, device: str, free: bool) -> None:
+    assert C.may_use_second_thread(threads, cores, device) is free
+
+
+def test_a_step_with_a_thread_for_each_core_does_not_run_ahead() -> None:
+    _train("tarry")
+    assert _launches()[0] > 0
+    tarry.metrics.reset()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(2, len(os.sched_getaffinity(0))))
+    try:
+        mine, wanted = _train("tarry"), _train("cpu")
+    finally:
+        torch.set_num_threads(threads)
+    counts = C.counters(0)
+    assert counts["run_ahead_off"] > 4
+    assert counts.get("run_ahead", 0) + counts.get("handed_over", 0) <= 1  # what was launched before the number changed
+    assert "run_ahead_off" in tarry.metrics.report()
+    torch.testing.assert_close(mine, wanted)
+
+
+# ---- inputs that are predicted before they are recorded
 
 
 def _train_on_batches(

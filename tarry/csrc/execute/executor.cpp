@@ -55,16 +55,12 @@ bool comes_again(const Batch& batch) {
 // ---- running a batch
 
 bool Executor::may_use_worker() {
-  if (!enabled.load(std::memory_order_relaxed)) {
-    return false;
-  }
-  const c10::Device device = real_device(state_.index);
-  if (device.is_cpu() && !may_use_second_thread(at::get_num_threads(), available_cores(), device)) {
+  const bool free = can_run_ahead(real_device(state_.index));
+  if (!free && enabled.load(std::memory_order_relaxed)) {
     std::lock_guard<std::mutex> guard(state_.mutex);
     ++counts.no_cores;
-    return false;
   }
-  return true;
+  return free;
 }
 
 bool Executor::may_overlap(const Batch& batch) {
@@ -251,8 +247,8 @@ void Executor::forget() {
   overlap_.reset();
 }
 
-bool runs_ahead() {
-  return enabled.load(std::memory_order_relaxed);
+bool can_run_ahead(c10::Device device) {
+  return enabled.load(std::memory_order_relaxed) && may_use_second_thread(at::get_num_threads(), available_cores(), device);
 }
 
 void set_run_ahead(bool on) {

@@ -81,7 +81,7 @@ class Executor {
   Backoff overlap_; // fails if a step is waited for before anything else is recorded, or takes no time
 };
 
-bool runs_ahead(); // tarry.config.run_ahead
+bool can_run_ahead(c10::Device device); // tarry.config.run_ahead is set, and there are cores for it
 void set_run_ahead(bool on);
 void forget_speculations(); // on all devices
 void stop_executors(); // at the end of the process, for good: nothing may run while libraries are unloaded
