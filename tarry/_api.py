@@ -177,7 +177,7 @@ class _Steps:
         if config.cut_after_optimizer and not is_inside():
             _runtime.sync_all("optimizer.step", awaited=False)
 
-    def land(self) -> None:
+    def finish(self) -> None:
         _runtime.land_all()
 
     def lane(self) -> int:

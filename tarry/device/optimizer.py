@@ -27,7 +27,7 @@ class Steps(Protocol):
     def cut(self) -> None:
         """End the step; an error of an operator may come up here."""
 
-    def land(self) -> None:
+    def finish(self) -> None:
         """Wait for a step that was handed over, and raise its error."""
 
     def lane(self) -> int: ...
@@ -145,7 +145,7 @@ class StepHooks:
         self._unsettled = [s for s in self._unsettled if s.epochs is not None or s.optimizer() is not optimizer]
         try:
             if any(state.counters for state in self._unsettled):
-                self._steps.land()  # an error must come up before anything more is counted
+                self._steps.finish()  # an error must come up before anything more is counted
         finally:
             self.settle()
         lane = self._steps.lane()

@@ -24,7 +24,7 @@ class Noted:
     def cut(self) -> None:
         self.seen.append("cut")
 
-    def land(self) -> None: ...
+    def finish(self) -> None: ...
 
     def lane(self) -> int:
         return 0
