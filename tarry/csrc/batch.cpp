@@ -21,20 +21,20 @@ bool before(const NodePtr& a, const NodePtr& b) {
 
 // All nodes that the roots need, in program order. Called under the lock.
 void gather(Batch& batch) {
-  static std::atomic<uint64_t> marks{1};
-  const uint64_t mark = marks.fetch_add(1);
   const DeviceState& state = *batch.state;
   std::vector<NodePtr> recorded(state.position); // in this epoch, by position; those of earlier ones are few
+  ska::flat_hash_map<const Node*, bool> older;
   std::vector<Node*> stack;
   stack.reserve(state.position);
   auto visit = [&](const NodePtr& node) {
-    if (node->mark != mark) {
-      node->mark = mark;
-      if (!is_input(*node)) {
-        stack.push_back(node.get());
-      }
-      (node->epoch == state.epoch ? recorded[node->position] : batch.order.emplace_back()) = node;
+    const bool is_current = node->epoch == state.epoch;
+    if (is_current ? static_cast<bool>(recorded[node->position]) : !older.emplace(node.get(), true).second) {
+      return;
     }
+    if (!is_input(*node)) {
+      stack.push_back(node.get());
+    }
+    (is_current ? recorded[node->position] : batch.order.emplace_back()) = node;
   };
   for (const Root& root : batch.roots) {
     visit(root.node);
@@ -57,16 +57,13 @@ void gather(Batch& batch) {
   std::sort(batch.roots.begin(), batch.roots.end(), [](const Root& a, const Root& b) {
     return a.node == b.node ? a.output < b.output : before(a.node, b.node);
   });
-  for (const NodePtr& node : batch.order) {
-    node->first_slot = batch.slots;
-    batch.slots += static_cast<uint32_t>(node->outputs());
-    batch.may_fail = batch.may_fail || node->may_fail;
-  }
+  batch.number_values(state.epoch);
+  batch.may_fail = std::any_of(batch.order.begin(), batch.order.end(), [](const NodePtr& node) { return node->may_fail; });
   for (const Root& root : batch.roots) {
     batch.key = mix(mix(batch.key, root.node->hash), root.output);
     const NodePtr& leaf = root.storage->leaf;
-    const bool replaced = leaf && leaf->mark == mark && leaf->leaf_layout == root.storage->home;
-    batch.replaces.push_back(replaced ? static_cast<int32_t>(leaf->first_slot) : -1);
+    const bool stands = leaf && leaf->epoch == root.storage->leaf_epoch && leaf->leaf_layout == root.storage->home;
+    batch.replaces.push_back(stands ? batch.find_slot(*leaf) : -1);
   }
 }
 
@@ -144,6 +141,29 @@ Batch::~Batch() {
       root.storage->claim = nullptr;
     }
   }
+}
+
+void Batch::number_values(uint64_t epoch) {
+  indexed_epoch_ = epoch;
+  for (const NodePtr& node : order) {
+    if (node->epoch != epoch) {
+      older_slots_[node.get()] = slots;
+    } else {
+      if (slots_by_position_.size() <= node->position) {
+        slots_by_position_.resize(std::max<size_t>(node->position + 1, order.size()), UINT32_MAX); // -1 as find_slot() gives it
+      }
+      slots_by_position_[node->position] = slots;
+    }
+    slots += static_cast<uint32_t>(node->outputs());
+  }
+}
+
+int32_t Batch::find_slot(const Node& node) const {
+  if (node.epoch == indexed_epoch_) {
+    return node.position < slots_by_position_.size() ? static_cast<int32_t>(slots_by_position_[node.position]) : -1;
+  }
+  const auto found = older_slots_.find(&node);
+  return found == older_slots_.end() ? -1 : static_cast<int32_t>(found->second);
 }
 
 size_t Batch::operations() const {
@@ -295,10 +315,13 @@ std::pair<const char*, const char*> memory_of(const at::Tensor& tensor) {
 
 } // namespace
 
-void Batch::commit_results(std::vector<at::Tensor> outputs) {
-  PlainDispatch plain;
+void Batch::check_count(const std::vector<at::Tensor>& outputs) const {
   TORCH_CHECK(
       outputs.size() == roots.size(), "tarry: the program gave ", outputs.size(), " results for ", roots.size(), " outputs");
+}
+
+// Results that lie in the memory of an input or of another result become copies; `given`: those that are as the program gave them.
+void Batch::separate(std::vector<at::Tensor>& outputs, const std::vector<bool>& given) const {
   struct Piece {
     const char* start;
     const char* end;
@@ -311,40 +334,11 @@ void Batch::commit_results(std::vector<at::Tensor> outputs) {
       pieces.push_back({start, end, output});
     }
   };
-  std::vector<Node*> data(slots); // the leaf of each slot that is one's
-  for (const NodePtr& node : order) {
-    if (node->is_leaf()) {
-      data[node->first_slot] = node.get();
-      add(node->data, -1);
-    } else if (node->results) {
-      for (const at::Tensor& result : *node->results) {
-        add(result, -1);
-      }
-    }
+  for (const at::Tensor& input : own_inputs()) {
+    add(input, -1);
   }
   for (size_t i = 0; i < outputs.size(); ++i) {
-    const Layout* layout = roots[i].node->output_layout(roots[i].output);
-    if (!outputs[i].defined()) {
-      if (replaces[i] >= 0 && data[replaces[i]]) {
-        outputs[i] = data[replaces[i]]->data;
-      }
-      TORCH_CHECK(outputs[i].defined(), "tarry: there is no result ", i, ", and it replaces no input");
-      continue;
-    }
-    if (outputs[i].is_meta()) {
-      continue; // data of the backend's own, which keep the very tensor that they hang on
-    }
-    TORCH_CHECK(
-        outputs[i].scalar_type() == layout->dtype && outputs[i].sizes() == c10::IntArrayRef(layout->sizes),
-        "tarry: result ", i, " of the program (", roots[i].node->op ? roots[i].node->op->name : "input", ") is ",
-        outputs[i].scalar_type(), outputs[i].sizes(), ", but ", layout->dtype, layout->sizes, " was recorded");
-    const bool lazy = outputs[i].is_conj() || outputs[i].is_neg();
-    if (lazy || (!layout->describes(outputs[i].unsafeGetTensorImpl()) && !differs_in_idle_strides(outputs[i], *layout))) {
-      at::Tensor exact = at::empty_strided(layout->sizes, layout->strides, outputs[i].options());
-      exact.copy_(outputs[i]);
-      outputs[i] = std::move(exact);
-    } else {
-      outputs[i] = alias(outputs[i]); // see inputs()
+    if (given[i]) {
       add(outputs[i], static_cast<int64_t>(i));
     }
   }
@@ -363,12 +357,73 @@ void Batch::commit_results(std::vector<at::Tensor> outputs) {
       owner = piece.output;
     }
   }
+}
+
+void Batch::commit_results(std::vector<at::Tensor> outputs) {
+  PlainDispatch plain;
+  check_count(outputs);
+  std::vector<Node*> leaves(slots); // the leaf of each slot that is one's
+  for (const NodePtr& node : order) {
+    if (node->is_leaf()) {
+      leaves[slot_of(*node)] = node.get();
+    }
+  }
+  std::vector<bool> given(outputs.size());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const Layout* layout = roots[i].node->output_layout(roots[i].output);
+    if (!outputs[i].defined()) {
+      if (replaces[i] >= 0 && leaves[replaces[i]]) {
+        outputs[i] = leaves[replaces[i]]->data;
+      }
+      TORCH_CHECK(outputs[i].defined(), "tarry: there is no result ", i, ", and it replaces no input");
+      continue;
+    }
+    if (outputs[i].is_meta()) {
+      continue; // data of the backend's own, which keep the very tensor that they hang on
+    }
+    TORCH_CHECK(
+        outputs[i].scalar_type() == layout->dtype && outputs[i].sizes() == c10::IntArrayRef(layout->sizes),
+        "tarry: result ", i, " of the program (", roots[i].node->op ? roots[i].node->op->name : "input", ") is ",
+        outputs[i].scalar_type(), outputs[i].sizes(), ", but ", layout->dtype, layout->sizes, " was recorded");
+    const bool lazy = outputs[i].is_conj() || outputs[i].is_neg();
+    if (lazy || (!layout->describes(outputs[i].unsafeGetTensorImpl()) && !differs_in_idle_strides(outputs[i], *layout))) {
+      at::Tensor exact = at::empty_strided(layout->sizes, layout->strides, outputs[i].options());
+      exact.copy_(outputs[i]);
+      outputs[i] = std::move(exact);
+    } else {
+      outputs[i] = alias(outputs[i]); // see inputs()
+      given[i] = true;
+    }
+  }
+  separate(outputs, given);
   commit(std::move(outputs));
 }
 
+// Nothing that is recorded later reads the leaves: a new epoch has its own. `quiet`: no later node refers to the others, either,
+// and the recorder may use them again.
+void Batch::release_nodes(bool quiet, std::vector<NodePtr>& history, Graveyard& graveyard) {
+  for (NodePtr& node : order) {
+    if (node->is_leaf() && node->data.defined()) {
+      graveyard.tensors.push_back(std::move(node->data));
+    }
+    if (quiet && node->results) {
+      for (at::Tensor& result : *node->results) {
+        graveyard.tensors.push_back(std::move(result));
+      }
+      node->results.reset();
+      continue; // of an earlier, interrupted epoch: not to be used again
+    }
+    if (quiet && node->epoch == epoch) {
+      if (history.size() <= node->position) {
+        history.resize(node->position + 1);
+      }
+      history[node->position] = node;
+    }
+  }
+}
+
 void Batch::commit(std::vector<at::Tensor> outputs) {
-  TORCH_CHECK(
-      outputs.size() == roots.size(), "tarry: the program gave ", outputs.size(), " results for ", roots.size(), " outputs");
+  check_count(outputs);
   for (size_t i = 0; i < outputs.size(); ++i) {
     const Layout* layout = roots[i].node->output_layout(roots[i].output);
     if (differs_in_idle_strides(outputs[i], *layout)) {
@@ -413,24 +468,7 @@ void Batch::commit(std::vector<at::Tensor> outputs) {
     graveyard.tensors.push_back(std::move(original.before));
   }
   originals.clear();
-  for (NodePtr& node : order) {
-    if (node->is_leaf() && node->data.defined()) { // nothing recorded later reads it: a new epoch has its own leaves
-      graveyard.tensors.push_back(std::move(node->data));
-    }
-    if (quiet && node->results) {
-      for (at::Tensor& result : *node->results) {
-        graveyard.tensors.push_back(std::move(result));
-      }
-      node->results.reset();
-      continue; // of an earlier, interrupted epoch: not to be used again
-    }
-    if (quiet && node->epoch == epoch) {
-      if (history.size() <= node->position) {
-        history.resize(node->position + 1);
-      }
-      history[node->position] = node;
-    }
-  }
+  release_nodes(quiet, history, graveyard);
 }
 
 // ---- comparing programs
@@ -446,13 +484,13 @@ Structure::Structure(const Batch& batch) : key(batch.key), replaces(batch.replac
       call.constants = node->constants;
       for (const Edge& edge : node->edges) {
         call.views.push_back(edge.view);
-        wiring.push_back(edge.node->first_slot + edge.output);
+        wiring.push_back(batch.slot_of(*edge.node) + edge.output);
       }
     }
     calls.push_back(std::move(call));
   }
   for (const Root& root : batch.roots) {
-    wiring.push_back(root.node->first_slot + root.output);
+    wiring.push_back(batch.slot_of(*root.node) + root.output);
   }
 }
 
@@ -483,7 +521,7 @@ bool Batch::matches(const Structure& structure) const {
       return false;
     }
     for (const Edge& edge : a.edges) {
-      if (structure.wiring[wire++] != edge.node->first_slot + edge.output) {
+      if (structure.wiring[wire++] != slot_of(*edge.node) + edge.output) {
         return false;
       }
     }
@@ -492,7 +530,7 @@ bool Batch::matches(const Structure& structure) const {
     return false;
   }
   for (const Root& root : roots) {
-    if (structure.wiring[wire++] != root.node->first_slot + root.output) {
+    if (structure.wiring[wire++] != slot_of(*root.node) + root.output) {
       return false;
     }
   }

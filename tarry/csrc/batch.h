@@ -27,7 +27,7 @@ struct Batch {
   bool may_fail = false; // one of its nodes may, on data
   bool replayed = false; // the nodes are a replay's own (replay.h): the recorder will not come across them again
   uint32_t lane = 0; // of a replay: the thread that called it, whichever recorded its nodes
-  uint32_t slots = 0; // number of values; node n's outputs are slots n->first_slot ...
+  uint32_t slots = 0; // number of values: output i of a node is value slot_of(node) + i
   std::vector<int32_t> replaces; // per root: the slot of the leaf whose buffer the root's storage had, or -1
   enum class Mode : uint8_t {
     Awaited, // a thread needs a value of it, or has waited for it
@@ -48,6 +48,12 @@ struct Batch {
   std::vector<const Node*> lost;
   FailurePtr loss; // why
   Graveyard left; // what a batch in flight does not need any more; freed by the thread that waits for it, never by the worker
+
+  uint32_t slot_of(const Node& node) const {
+    return C10_LIKELY(node.epoch == indexed_epoch_) ? slots_by_position_[node.position] : older_slots_.at(&node);
+  }
+  int32_t find_slot(const Node& node) const; // -1: it is not in the batch
+  void number_values(uint64_t epoch); // of the nodes in `order`, most of which are of this epoch
 
   size_t operations() const; // nodes that are not inputs
   size_t leaves() const; // nodes that are
@@ -79,6 +85,16 @@ struct Batch {
   bool interpret(bool interruptible);
 
   bool matches(const Structure& structure) const;
+
+ private:
+  void check_count(const std::vector<at::Tensor>& outputs) const;
+  void release_nodes(bool quiet, std::vector<NodePtr>& history, Graveyard& graveyard);
+  void separate(std::vector<at::Tensor>& outputs, const std::vector<bool>& given) const;
+
+  // What slot_of() looks up. Nodes of other epochs are results that an earlier batch has left behind: few.
+  uint64_t indexed_epoch_ = 0;
+  std::vector<uint32_t> slots_by_position_;
+  ska::flat_hash_map<const Node*, uint32_t> older_slots_;
 };
 
 // What of a batch identifies its program: kept with the compiled program to check a hit of the cache.

@@ -146,6 +146,19 @@ void set_graph(
   program.set(std::move(parts));
 }
 
+std::vector<std::optional<at::Tensor>> run_captured(
+    const CapturedProgram& program, std::vector<at::Tensor> inputs, const py::list& numbers) {
+  std::vector<c10::IValue> given;
+  for (const py::handle number : numbers) {
+    given.push_back(from_python(number, c10::NumberType::get()));
+  }
+  std::vector<std::optional<at::Tensor>> outputs;
+  for (at::Tensor& output : program.run(std::move(inputs), given)) {
+    outputs.push_back(output.defined() ? std::make_optional(tarry::alias(output)) : std::nullopt);
+  }
+  return outputs;
+}
+
 } // namespace
 
 void bind_program(py::module& m) {
@@ -158,19 +171,7 @@ void bind_program(py::module& m) {
       .def("set_graph", &set_graph)
       .def("clear", &CapturedProgram::clear)
       .def("accepts", &CapturedProgram::accepts)
-      .def(
-          "run",
-          [](const CapturedProgram& program, std::vector<at::Tensor> inputs, const py::list& numbers) {
-            std::vector<c10::IValue> given;
-            for (const py::handle number : numbers) {
-              given.push_back(from_python(number, c10::NumberType::get()));
-            }
-            std::vector<std::optional<at::Tensor>> outputs;
-            for (at::Tensor& output : program.run(std::move(inputs), given)) {
-              outputs.push_back(output.defined() ? std::make_optional(tarry::alias(output)) : std::nullopt);
-            }
-            return outputs;
-          });
+      .def("run", &run_captured);
   m.def(
       "address_of",
       [](const py::object& object) {

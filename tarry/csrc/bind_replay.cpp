@@ -165,7 +165,7 @@ void bind_guards(py::module& m) {
 
 } // namespace
 
-void bind_replay(py::module& m) {
+static void bind_traces(py::module& m) {
   m.def("storage_serial", &serial_of, "The number of a tensor's storage; 0 if it is not one of ours.");
   m.def("gradient_serials", [](const std::vector<at::Tensor>& tensors) {
     std::vector<uint64_t> found;
@@ -199,6 +199,9 @@ void bind_replay(py::module& m) {
         }
         return described;
       });
+}
+
+static void bind_snapshots(py::module& m) {
   py::class_<Snapshot>(m, "Snapshot", "The batch of a traced call, copied before it runs.")
       .def(py::init<const Batch&, Trace&>())
       .def_readonly("whole", &Snapshot::whole)
@@ -245,6 +248,11 @@ void bind_replay(py::module& m) {
         }
         return found;
       }, "Positions of the nodes that draw random numbers among all, with their seeds.");
+}
+
+void bind_replay(py::module& m) {
+  bind_traces(m);
+  bind_snapshots(m);
   m.def("compare", &compare_recorded,
       "Whether two recordings compute the same: None; or the kind of difference, operator, file and line of the node before and of "
       "the node now, and of a value the argument's name, what it was and what it is.");

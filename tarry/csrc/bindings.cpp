@@ -1,5 +1,4 @@
 // The native module, as Python sees it.
-#include <ATen/ScalarOps.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
@@ -16,6 +15,7 @@
 #include "interpret.h"
 #include "jit.h"
 #include "memory.h"
+#include "numbers.h"
 #include "outline.h"
 #include "provenance.h"
 #include "raw_graph.h"
@@ -28,14 +28,6 @@ namespace {
 
 py::tuple key_of(const Hash128& hash) {
   return py::make_tuple(hash.hi, hash.lo);
-}
-
-// A number where an operator takes a tensor, as the dispatcher sees it: a tensor that does not decide the result's dtype. An
-// operator, so that compiled programs can make one from a number that is their input.
-at::Tensor wrapped_number(const at::Scalar& value) {
-  at::Tensor number = at::detail::scalar_tensor_static(value, value.type(), at::kCPU);
-  number.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return number;
 }
 
 // A Python object that may be let go of on any thread.
@@ -72,21 +64,15 @@ void begin_writes(const std::vector<at::Tensor>& inputs) {
 }
 
 TORCH_LIBRARY_FRAGMENT(tarry, m) {
-  m.def("wrapped_number(Scalar value) -> Tensor", &wrapped_number);
+  m.def("wrapped_number(Scalar value) -> Tensor", &wrapped_number); // compiled programs make one from a number
   m.def("begin_writes(Tensor[] inputs) -> ()", &begin_writes);
 }
 
-} // namespace
-} // namespace tarry
+DeviceState& state_of(int device) {
+  return device_state(static_cast<c10::DeviceIndex>(device));
+}
 
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-  using namespace tarry;
-  register_hooks();
-  bind_device(m);
-  bind_program(m);
-  bind_custom_op(m);
-  bind_replay(m);
-
+void bind_settings(py::module& m) {
   m.def("register_operator", &register_operator);
   m.def("set_callbacks", [](py::object sync, py::object fallback, py::object read) {
     set_callbacks(sync.ptr(), fallback.ptr(), read.ptr());
@@ -103,8 +89,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("set_region", &set_region);
   m.def("add_internal_path", &add_internal_path);
   m.def("current_site", [] { return site_location(current_site()); });
+}
+
+void bind_counters(py::module& m) {
   m.def("counters", [](int device) {
-    auto& state = device_state(static_cast<c10::DeviceIndex>(device));
+    auto& state = state_of(device);
     std::lock_guard<std::mutex> guard(state.mutex);
     py::dict result;
     result["record"] = state.recorded;
@@ -124,22 +113,25 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     return result;
   });
   m.def("reset_counters", [](int device) {
-    auto& state = device_state(static_cast<c10::DeviceIndex>(device));
+    auto& state = state_of(device);
     std::lock_guard<std::mutex> guard(state.mutex);
     state.recorded = state.reused = 0;
     state.executor->speculator.used = state.executor->speculator.missed = 0;
     state.executor->counts = {};
   });
   m.def("pending", [](int device) {
-    auto& state = device_state(static_cast<c10::DeviceIndex>(device));
+    auto& state = state_of(device);
     std::lock_guard<std::mutex> guard(state.mutex);
     return state.position;
   }, "Nodes recorded since the last cut.");
   m.def("bytes", [](int device) {
-    auto& state = device_state(static_cast<c10::DeviceIndex>(device));
+    auto& state = state_of(device);
     std::lock_guard<std::mutex> guard(state.mutex);
     return std::make_pair(state.bytes.live.load(), pinned_bytes(state));
   }, "What the device's storages hold, and what pending work holds of storages that are dead or were filled anew.");
+}
+
+void bind_values(py::module& m) {
   m.def("materialise", [](const at::Tensor& tensor) {
     py::gil_scoped_release release;
     return materialise(tensor, "sync").detach(); // see Batch::inputs
@@ -158,14 +150,17 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     std::lock_guard<std::mutex> guard(storage->state->mutex);
     return static_cast<bool>(storage->value.node);
   });
+}
+
+void bind_steps(py::module& m) {
   m.def("is_in_flight", [](int device) {
-    auto& state = device_state(static_cast<c10::DeviceIndex>(device));
+    auto& state = state_of(device);
     std::lock_guard<std::mutex> guard(state.mutex);
     return state.executor->is_busy() && state.position == 0;
   }, "Whether a step is in flight, and nothing was recorded since.");
   m.def("finish_step", [](int device) {
     py::gil_scoped_release release;
-    return device_state(static_cast<c10::DeviceIndex>(device)).executor->finish();
+    return state_of(device).executor->finish();
   }, "Waits for the step in flight. Gives it if it has failed.");
   py::class_<AsyncStep, std::shared_ptr<AsyncStep>>(m, "AsyncStep", "A step in flight, or one that has failed there.")
       .def_property_readonly("batch", [](const AsyncStep& step) { return step.batch; })
@@ -176,7 +171,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("close", [](const AsyncStep& step) { step.batch->state->executor->close(step); });
   m.def("failed_steps", &failed_steps, "Device and epoch of each step that failed because of this lane's operators.");
   m.def("epochs", [](int device) {
-    auto& state = device_state(static_cast<c10::DeviceIndex>(device));
+    auto& state = state_of(device);
     std::lock_guard<std::mutex> guard(state.mutex);
     const Batch* in_flight = state.executor->batch_in_flight();
     return std::make_pair(state.epoch, in_flight ? in_flight->epoch : state.epoch);
@@ -198,11 +193,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     }
     return found;
   }, "Errors that no thread has raised, as text. They are forgotten.");
-  m.def("collect", [](int device) { return collect(device_state(static_cast<c10::DeviceIndex>(device))); });
-  m.def("peek", &peek);
+}
 
-  py::class_<PlainDispatch>(m, "PlainDispatch", "While it lives, operators of this thread are kernels and nothing else.")
-      .def(py::init<>());
+void bind_structures(py::module& m) {
   py::class_<Outline>(m, "Outline")
       .def_property_readonly("key", [](const Outline& outline) { return key_of(outline.key); })
       .def_property_readonly("integers", [](const Outline& outline) { return outline.integers; })
@@ -215,6 +208,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       }))
       .def("match", [](const SizeTemplate& self, const Outline& outline) { return self.match(outline.integers); });
   py::class_<Structure>(m, "Structure").def_property_readonly("key", [](const Structure& s) { return key_of(s.key); });
+}
+
+void bind_batch(py::module& m) {
   py::class_<Batch, std::shared_ptr<Batch>>(m, "Batch")
       .def_property_readonly("key", [](const Batch& batch) { return key_of(batch.key); })
       .def_property_readonly("num_operations", &Batch::operations)
@@ -266,4 +262,26 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         py::gil_scoped_release release;
         batch.commit_results(std::move(outputs));
       });
+  m.def("collect", [](int device) { return collect(state_of(device)); });
+  m.def("peek", &peek);
+  py::class_<PlainDispatch>(m, "PlainDispatch", "While it lives, operators of this thread are kernels and nothing else.")
+      .def(py::init<>());
+}
+
+} // namespace
+} // namespace tarry
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  using namespace tarry;
+  register_hooks();
+  bind_device(m);
+  bind_program(m);
+  bind_custom_op(m);
+  bind_replay(m);
+  bind_settings(m);
+  bind_counters(m);
+  bind_values(m);
+  bind_steps(m);
+  bind_structures(m);
+  bind_batch(m);
 }

@@ -100,9 +100,6 @@ struct Node final : c10::intrusive_ptr_target {
   bool steady = false; // of a leaf: it was that storage the time before, too
   std::unique_ptr<std::vector<at::Tensor>> results; // outputs computed already, kept because something pending needs them
 
-  uint64_t mark = 0; // scratch of collect()
-  uint32_t first_slot = 0;
-
   bool is_leaf() const { return op == nullptr; }
   size_t outputs() const { return op ? signature->fresh.size() + mutations.size() : 1; }
   const Layout* output_layout(uint32_t i) const {

@@ -6,16 +6,17 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
-#include <ATen/ScalarOps.h>
 #include <ATen/ops/empty_strided.h>
 
 #include <algorithm>
 #include <chrono>
 
 #include "batch.h"
+#include "core/arguments.h"
 #include "execute/executor.h"
 #include "fault.h"
 #include "gil.h"
+#include "numbers.h"
 #include "provenance.h"
 #include "record.h"
 #include "switches.h"
@@ -79,12 +80,17 @@ class Interpreter {
   at::Tensor take_for_write(uint32_t slot, uint32_t own_uses);
   uint32_t slot_of(const Edge& edge, const Node& reader) const {
     if (C10_LIKELY(failed_.empty())) {
-      return edge.node->first_slot + edge.output;
+      return batch_.slot_of(*edge.node) + edge.output;
     }
     const Remains source = source_of(edge, lane_of(reader));
-    return source.node->first_slot + source.output; // a node without it does not run: inherited_failure()
+    return batch_.slot_of(*source.node) + source.output; // a node without it does not run: inherited_failure()
   }
-  c10::IValue tensor_argument(const Node& node, int16_t slot, bool is_mutable, size_t& edge, size_t& constant);
+  void take_written(const Node& node);
+  at::Tensor tensor_argument(const Node& node, Operand operand, bool is_mutable);
+  c10::IValue list_argument(const Node& node, const Argument& argument, c10::ArrayRef<Operand> items);
+  void push_arguments(const Node& node);
+  void call(const Node& node);
+  void store_results(Node& node);
   void store(Node& node, uint32_t output, at::Tensor value);
   void check_signals();
   // Keeps what is computed so far with its nodes, for nodes that still need it: the batch can be taken up again later.
@@ -98,7 +104,7 @@ class Interpreter {
     bool uninitialised = false; // it goes back to before anything was written
   };
   Remains remains_of(NodePtr node, uint32_t output) const; // back along the writes
-  at::Tensor value_of(const Remains& remains) const { return remains.node ? values_[remains.node->first_slot + remains.output] : at::Tensor(); }
+  at::Tensor value_of(const Remains& remains) const { return remains.node ? values_[batch_.slot_of(*remains.node) + remains.output] : at::Tensor(); }
   void settle(TarryStorage* storage, const Remains& remains, Graveyard& graveyard);
   void fail_later_nodes(const std::vector<at::Tensor>& lost, Graveyard& graveyard);
   FailurePtr failure_of(const Node& node) const {
@@ -136,11 +142,11 @@ class Interpreter {
 
 void Interpreter::load(Node& node) {
   if (node.is_leaf()) {
-    values_[node.first_slot] = on_real_device(std::move(node.data), *batch_.state);
+    values_[batch_.slot_of(node)] = on_real_device(std::move(node.data), *batch_.state);
   } else {
     for (size_t i = 0; i < node.results->size(); ++i) {
       at::Tensor& result = (*node.results)[i];
-      values_[node.first_slot + i] = result.defined() ? on_real_device(std::move(result), *batch_.state) : at::Tensor();
+      values_[batch_.slot_of(node) + i] = result.defined() ? on_real_device(std::move(result), *batch_.state) : at::Tensor();
     }
   }
 }
@@ -154,20 +160,14 @@ at::Tensor Interpreter::take_for_write(uint32_t slot, uint32_t own_uses) {
   return clone_exactly(value);
 }
 
-c10::IValue Interpreter::tensor_argument(const Node& node, int16_t slot, bool is_mutable, size_t& edge, size_t& constant) {
-  if (slot == kAbsent) {
+at::Tensor Interpreter::tensor_argument(const Node& node, Operand operand, bool is_mutable) {
+  if (operand.slot == kAbsent) {
     return at::Tensor();
   }
-  if (slot == kWrappedNumber) {
-    at::Tensor number = at::detail::scalar_tensor_static(
-        node.constants[constant].toScalar(), node.constants[constant].isDouble() ? at::kDouble
-            : node.constants[constant].isInt() ? at::kLong : node.constants[constant].isBool() ? at::kBool : at::kComplexDouble,
-        at::kCPU);
-    ++constant;
-    number.unsafeGetTensorImpl()->set_wrapped_number(true);
-    return number;
+  if (operand.slot == kWrappedNumber) {
+    return wrapped_number(node.constants[operand.index].toScalar());
   }
-  const Edge& source = node.edges[edge++];
+  const Edge& source = node.edges[operand.index];
   const uint32_t from = slot_of(source, node);
   const at::Tensor* home = nullptr;
   for (auto& [written, buffer] : written_) {
@@ -195,13 +195,13 @@ void Interpreter::store(Node& node, uint32_t output, at::Tensor value) {
   } else if (value.is_conj() || value.is_neg() || value._is_zerotensor()) {
     value = clone_exactly(value);
   }
-  if (uses_[node.first_slot + output] != 0) {
-    values_[node.first_slot + output] = std::move(value);
+  if (uses_[batch_.slot_of(node) + output] != 0) {
+    values_[batch_.slot_of(node) + output] = std::move(value);
   }
 }
 
-void Interpreter::execute(Node& node) {
-  const Operator& op = *node.op;
+// The buffers that the node writes.
+void Interpreter::take_written(const Node& node) {
   written_.clear();
   for (const Mutation& mutation : node.mutations) {
     const Edge& edge = node.edges[mutation.edge];
@@ -212,71 +212,58 @@ void Interpreter::execute(Node& node) {
     }
     written_.emplace_back(from, take_for_write(from, own_uses));
   }
+}
+
+c10::IValue Interpreter::list_argument(const Node& node, const Argument& argument, c10::ArrayRef<Operand> items) {
+  c10::List<at::Tensor> list;
+  c10::List<std::optional<at::Tensor>> optional_list;
+  for (const Operand& item : items) {
+    at::Tensor tensor = tensor_argument(node, item, argument.is_mutable);
+    if (argument.is_optional) {
+      optional_list.push_back(tensor.defined() ? std::make_optional(std::move(tensor)) : std::nullopt);
+    } else {
+      list.push_back(std::move(tensor));
+    }
+  }
+  return argument.is_optional ? c10::IValue(std::move(optional_list)) : c10::IValue(std::move(list));
+}
+
+void Interpreter::push_arguments(const Node& node) {
   stack_.clear();
-  size_t edge = 0, constant = 0, slot = 0;
-  for (const Argument& argument : op.arguments) {
-    switch (argument.kind) {
-      case ArgKind::Tensor: {
-        const int16_t kind = node.slots.empty() ? kAbsent : node.slots[slot++];
-        if (kind == kAbsent && argument.is_optional) {
-          stack_.emplace_back();
-        } else {
-          stack_.push_back(tensor_argument(node, kind, argument.is_mutable, edge, constant));
-        }
-        break;
-      }
-      case ArgKind::TensorList: {
-        const int n = node.slots[slot++];
-        if (n < 0) {
-          stack_.emplace_back();
-        } else if (argument.is_optional) {
-          c10::List<std::optional<at::Tensor>> list;
-          for (int i = 0; i < n; ++i) {
-            at::Tensor tensor = tensor_argument(node, node.slots[slot++], argument.is_mutable, edge, constant).toTensor();
-            list.push_back(tensor.defined() ? std::make_optional(std::move(tensor)) : std::nullopt);
-          }
-          stack_.emplace_back(std::move(list));
-        } else {
-          c10::List<at::Tensor> list;
-          list.reserve(static_cast<size_t>(n));
-          for (int i = 0; i < n; ++i) {
-            list.push_back(tensor_argument(node, node.slots[slot++], argument.is_mutable, edge, constant).toTensor());
-          }
-          stack_.emplace_back(std::move(list));
-        }
-        break;
-      }
-      default: {
-        const c10::IValue& value = node.constants[constant++];
-        if (value.isDevice() && value.toDevice().type() == c10::DeviceType::PrivateUse1) {
-          stack_.emplace_back(device_);
-        } else {
-          stack_.push_back(value);
-        }
-      }
-    }
+  const auto& arguments = node.op->arguments;
+  visit_arguments(
+      *node.op, node.slots,
+      [&](size_t i, Operand operand) {
+        const bool none = operand.slot == kAbsent && arguments[i].is_optional;
+        stack_.push_back(none ? c10::IValue() : tensor_argument(node, operand, arguments[i].is_mutable));
+      },
+      [&](size_t i, bool given, c10::ArrayRef<Operand> items) {
+        stack_.push_back(given ? list_argument(node, arguments[i], items) : c10::IValue());
+      },
+      [&](size_t, size_t constant) {
+        const c10::IValue& value = node.constants[constant];
+        const bool ours = value.isDevice() && value.toDevice().type() == c10::DeviceType::PrivateUse1;
+        stack_.push_back(ours ? c10::IValue(device_) : value);
+      });
+}
+
+void Interpreter::call(const Node& node) {
+  std::optional<SeededCall> seeded;
+  if (node.op->draws(torch::jit::last(stack_, node.op->arguments.size()))) {
+    seeded.emplace(*node.op, node.constants.back().toInt(), stack_, device_);
   }
-  {
-    std::optional<SeededCall> seeded;
-    if (op.draws(torch::jit::last(stack_, op.arguments.size()))) {
-      seeded.emplace(op, node.constants.back().toInt(), stack_, device_);
-    }
-    struct Silence final : c10::WarningHandler {
-      void process(const c10::Warning& /*warning*/) override {}
-    } silence;
-    std::optional<c10::WarningUtils::WarningHandlerGuard> given; // its warnings came when it was recorded
-    if (C10_UNLIKELY(!node.signature->warnings.empty())) {
-      given.emplace(&silence);
-    }
-    op.handle.callBoxed(&stack_);
+  struct Silence final : c10::WarningHandler {
+    void process(const c10::Warning& /*warning*/) override {}
+  } silence;
+  std::optional<c10::WarningUtils::WarningHandlerGuard> given; // its warnings came when it was recorded
+  if (C10_UNLIKELY(!node.signature->warnings.empty())) {
+    given.emplace(&silence);
   }
-  for (const Edge& used : node.edges) {
-    const uint32_t from = used.node->first_slot + used.output;
-    if (--uses_[from] == 0) {
-      values_[from].reset();
-    }
-  }
-  // Results that are fresh, in order; those that are the written arguments are found in their buffers.
+  node.op->handle.callBoxed(&stack_);
+}
+
+// Results that are fresh, in order; those that are the written arguments are found in their buffers.
+void Interpreter::store_results(Node& node) {
   uint32_t output = 0;
   size_t item = 0;
   auto take = [&](c10::IValue value) {
@@ -291,11 +278,9 @@ void Interpreter::execute(Node& node) {
       store(node, output++, std::move(result));
     }
   };
-  if (node.signature->items.empty()) {
-    if (!node.signature->fresh.empty()) {
-      store(node, 0, std::move(stack_[0]).toTensor()); // the node of an uninitialised storage
-    }
-  } else {
+  if (node.signature->items.empty() && !node.signature->fresh.empty()) {
+    store(node, 0, std::move(stack_[0]).toTensor()); // the node of an uninitialised storage
+  } else if (!node.signature->items.empty()) {
     for (c10::IValue& value : stack_) {
       if (value.isTensorList()) {
         ++item;
@@ -313,6 +298,19 @@ void Interpreter::execute(Node& node) {
     store(node, output++, std::move(buffer));
   }
   written_.clear();
+}
+
+void Interpreter::execute(Node& node) {
+  take_written(node);
+  push_arguments(node);
+  call(node);
+  for (const Edge& used : node.edges) {
+    const uint32_t from = batch_.slot_of(*used.node) + used.output;
+    if (--uses_[from] == 0) {
+      values_[from].reset();
+    }
+  }
+  store_results(node);
 }
 
 void Interpreter::try_execute(Node& node) {
@@ -362,13 +360,13 @@ void Interpreter::check_signals() {
 void Interpreter::keep_results() {
   for (const NodePtr& node : batch_.order) {
     if (node->is_leaf()) {
-      if (values_[node->first_slot].defined()) {
-        node->data = values_[node->first_slot];
+      if (values_[batch_.slot_of(*node)].defined()) {
+        node->data = values_[batch_.slot_of(*node)];
       }
       continue;
     }
     for (uint32_t i = 0; i < node->outputs(); ++i) {
-      at::Tensor& value = values_[node->first_slot + i];
+      at::Tensor& value = values_[batch_.slot_of(*node) + i];
       if (value.defined()) {
         if (!node->results) {
           node->results = std::make_unique<std::vector<at::Tensor>>(node->outputs());
@@ -416,7 +414,7 @@ FailurePtr Interpreter::inherited_failure(const Node& node) const {
   const FirstFailure* first = first_failure(lane);
   for (const Mutation& mutation : node.mutations) {
     const Node* origin = first ? origin_of(node.edges[mutation.edge]) : nullptr;
-    if (first && (!origin || !first->node || origin->lane != node.lane || origin->first_slot < first->node->first_slot)) {
+    if (first && (!origin || !first->node || origin->lane != node.lane || batch_.slot_of(*origin) < batch_.slot_of(*first->node))) {
       return first->failure;
     }
   }
@@ -444,10 +442,8 @@ void Interpreter::settle(TarryStorage* storage, const Remains& remains, Graveyar
   }
 }
 
-// Nodes that other threads have recorded meanwhile may refer to nodes that failed, or to buffers (`lost`) that a step in flight
-// was to fill. Under the lock.
-void Interpreter::fail_later_nodes(const std::vector<at::Tensor>& lost, Graveyard& graveyard) {
-  DeviceState& state = *batch_.state;
+// The nodes of this epoch that something pending needs, in program order. Under the lock.
+static std::vector<NodePtr> needed_nodes(const DeviceState& state) {
   std::vector<NodePtr> found;
   ska::flat_hash_map<const Node*, bool> seen;
   const auto visit = [&](const NodePtr& node) {
@@ -456,7 +452,7 @@ void Interpreter::fail_later_nodes(const std::vector<at::Tensor>& lost, Graveyar
       found.push_back(node);
     }
   };
-  for (TarryStorage* storage = state.pending; storage; storage = storage->next) {
+  for (const TarryStorage* storage = state.pending; storage; storage = storage->next) {
     visit(storage->value.node);
   }
   for (size_t i = 0; i < found.size(); ++i) {
@@ -466,7 +462,14 @@ void Interpreter::fail_later_nodes(const std::vector<at::Tensor>& lost, Graveyar
     }
   }
   std::sort(found.begin(), found.end(), [](const NodePtr& a, const NodePtr& b) { return a->position < b->position; });
-  for (const NodePtr& node : found) {
+  return found;
+}
+
+// Nodes that other threads have recorded meanwhile may refer to nodes that failed, or to buffers (`lost`) that a step in flight
+// was to fill. Under the lock.
+void Interpreter::fail_later_nodes(const std::vector<at::Tensor>& lost, Graveyard& graveyard) {
+  DeviceState& state = *batch_.state;
+  for (const NodePtr& node : needed_nodes(state)) {
     if (node->is_leaf()) {
       for (const at::Tensor& buffer : lost) {
         if (node->data.defined() && node->data.storage().is_alias_of(buffer.storage())) {
@@ -574,12 +577,12 @@ bool Interpreter::run() {
   for (const NodePtr& node : batch_.order) {
     if (!is_input(*node)) {
       for (const Edge& edge : node->edges) {
-        ++uses_[edge.node->first_slot + edge.output];
+        ++uses_[batch_.slot_of(*edge.node) + edge.output];
       }
     }
   }
   for (const Root& root : batch_.roots) {
-    ++uses_[root.node->first_slot + root.output];
+    ++uses_[batch_.slot_of(*root.node) + root.output];
   }
   PlainDispatch plain;
   const RecordedSwitches switches(*batch_.state);
@@ -622,7 +625,7 @@ bool Interpreter::run() {
   std::vector<at::Tensor> outputs;
   outputs.reserve(batch_.roots.size());
   for (const Root& root : batch_.roots) {
-    outputs.push_back(values_[root.node->first_slot + root.output]);
+    outputs.push_back(values_[batch_.slot_of(*root.node) + root.output]);
   }
   values_.clear();
   batch_.commit(std::move(outputs));

@@ -1,9 +1,19 @@
 #include "numbers.h"
 
+#include <ATen/ScalarOps.h>
+
 #include <algorithm>
 #include <cmath>
 
+#include "core/arguments.h"
+
 namespace tarry {
+
+at::Tensor wrapped_number(const at::Scalar& value) {
+  at::Tensor number = at::detail::scalar_tensor_static(value, value.type(), at::kCPU);
+  number.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return number;
+}
 
 bool same_double(double a, double b) {
   return a == b ? std::signbit(a) == std::signbit(b) : std::isnan(a) && std::isnan(b);
@@ -38,46 +48,26 @@ constexpr int64_t kWhole = -1;
 // that one if it is a list; kWhole if it is not.
 template <typename Visit>
 void visit_numbers(const Node& node, const Visit& visit) {
-  size_t constant = 0, slot = 0;
-  for (const Argument& argument : node.op->arguments) {
-    switch (argument.kind) {
-      case ArgKind::Tensor:
-        if (node.slots[slot++] == kWrappedNumber) {
-          visit(constant++, kWhole);
-        }
-        break;
-      case ArgKind::TensorList: {
-        const int n = node.slots[slot++];
-        for (int k = 0; k < n; ++k) {
-          if (node.slots[slot++] == kWrappedNumber) {
-            visit(constant++, kWhole);
-          }
-        }
-        break;
-      }
-      case ArgKind::Number:
-        if (!node.constants[constant].isNone()) {
+  const auto tensor = [&](Operand operand) {
+    if (operand.slot == kWrappedNumber) {
+      visit(operand.index, kWhole);
+    }
+  };
+  visit_arguments(
+      *node.op, node.slots, [&](size_t, Operand operand) { tensor(operand); },
+      [&](size_t, bool, c10::ArrayRef<Operand> items) { std::for_each(items.begin(), items.end(), tensor); },
+      [&](size_t i, size_t constant) {
+        const ArgKind kind = node.op->arguments[i].kind;
+        if (kind == ArgKind::Generator) {
+          visit(node.constants.size() - 1, kWhole);
+        } else if (kind == ArgKind::Number && !node.constants[constant].isNone()) {
           visit(constant, kWhole);
-        }
-        ++constant;
-        break;
-      case ArgKind::NumberList:
-        if (!node.constants[constant].isNone()) {
+        } else if (kind == ArgKind::NumberList && !node.constants[constant].isNone()) {
           for (size_t item = 0; item < node.constants[constant].toListRef().size(); ++item) {
             visit(constant, static_cast<int64_t>(item));
           }
         }
-        ++constant;
-        break;
-      case ArgKind::Generator:
-        ++constant;
-        visit(node.constants.size() - 1, kWhole);
-        break;
-      case ArgKind::Constant:
-        ++constant;
-        break;
-    }
-  }
+      });
   if (node.op->has(kRandom) && node.op->generator_argument < 0) {
     visit(node.constants.size() - 1, kWhole);
   }

@@ -11,6 +11,9 @@ namespace tarry {
 bool same_value(const c10::IValue& a, const c10::IValue& b);
 bool same_double(double a, double b);
 
+// A number where an operator takes a tensor, as the dispatcher sees it: a tensor that does not decide the result's dtype.
+at::Tensor wrapped_number(const at::Scalar& value);
+
 void append_numbers(const Node& node, std::vector<c10::IValue>& found);
 size_t count_numbers(const Node& node);
 void set_number(Node& node, size_t which, double number);

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "core/arguments.h"
+
 namespace tarry {
 
 bool is_enumeration(const c10::Argument& argument) {
@@ -17,7 +19,7 @@ namespace {
 
 class Writer {
  public:
-  explicit Writer(Outline& outline) : outline_(outline) {}
+  Writer(Outline& outline, const Batch& batch) : outline_(outline), batch_(batch) {}
 
   void tag(uint64_t word) { outline_.tags.push_back(word); }
 
@@ -44,9 +46,15 @@ class Writer {
     const size_t outputs = node.outputs();
     tag(static_cast<uint64_t>(node.region) << 32 | outputs);
     const auto& declared = node.op->handle.schema().arguments();
-    for (size_t i = 0; i < node.op->arguments.size(); ++i) {
-      argument(node, node.op->arguments[i].kind, declared[i]);
-    }
+    visit_arguments(
+        *node.op, node.slots, [&](size_t, Operand operand) { tensor(node, operand); },
+        [&](size_t, bool given, c10::ArrayRef<Operand> items) {
+          tag(given ? items.size() : UINT64_MAX);
+          for (const Operand& item : items) {
+            tensor(node, item);
+          }
+        },
+        [&](size_t i, size_t index) { plain(node, node.op->arguments[i].kind, node.constants[index], declared[i]); });
     for (uint32_t i = 0; i < outputs; ++i) {
       layout(node.output_layout(i));
     }
@@ -57,54 +65,35 @@ class Writer {
       tag(static_cast<uint64_t>(item.kind) << 32 | item.index);
       constant(item.constant, false);
     }
-    edge_ = constant_ = slot_ = 0;
   }
 
  private:
-  void argument(const Node& node, ArgKind kind, const c10::Argument& declared) {
-    switch (kind) {
-      case ArgKind::Tensor:
-        return tensor(node, node.slots[slot_++]);
-      case ArgKind::TensorList: {
-        const int n = node.slots[slot_++];
-        tag(static_cast<uint64_t>(static_cast<int64_t>(n)));
-        for (int k = 0; k < n; ++k) {
-          tensor(node, node.slots[slot_++]);
+  void plain(const Node& node, ArgKind kind, const c10::IValue& value, const c10::Argument& declared) {
+    const bool decides = node.op->has(kShapeFromNumbers);
+    if (kind == ArgKind::Number) {
+      number(value, decides);
+    } else if (kind == ArgKind::NumberList) {
+      tag(value.isNone() ? 1 : 2 + value.toListRef().size());
+      if (!value.isNone()) {
+        for (const c10::IValue& item : value.toListRef()) {
+          number(item, decides);
         }
-        return;
       }
-      case ArgKind::Number:
-        return number(node.constants[constant_++], node.op->has(kShapeFromNumbers));
-      case ArgKind::NumberList: {
-        const c10::IValue& value = node.constants[constant_++];
-        tag(value.isNone() ? 1 : 2 + value.toListRef().size());
-        if (!value.isNone()) {
-          for (const c10::IValue& item : value.toListRef()) {
-            number(item, node.op->has(kShapeFromNumbers));
-          }
-        }
-        return;
-      }
-      case ArgKind::Generator:
-        ++constant_;
-        return;
-      case ArgKind::Constant: {
-        const c10::IValue& value = node.constants[constant_++];
-        return constant(value, !(value.isInt() && is_enumeration(declared)));
-      }
+    } else if (kind == ArgKind::Constant) {
+      constant(value, !(value.isInt() && is_enumeration(declared)));
     }
   }
 
-  void tensor(const Node& node, int16_t slot) {
-    if (slot != kEdge) {
-      tag(static_cast<uint64_t>(slot));
-      if (slot == kWrappedNumber) {
-        number(node.constants[constant_++], false);
+  void tensor(const Node& node, Operand operand) {
+    if (operand.slot != kEdge) {
+      tag(static_cast<uint64_t>(operand.slot));
+      if (operand.slot == kWrappedNumber) {
+        number(node.constants[operand.index], false);
       }
       return;
     }
-    const Edge& edge = node.edges[edge_++];
-    tag(static_cast<uint64_t>(edge.node->first_slot + edge.output) << 16 | kEdge);
+    const Edge& edge = node.edges[operand.index];
+    tag(static_cast<uint64_t>(batch_.slot_of(*edge.node) + edge.output) << 16 | kEdge);
     layout(edge.view);
   }
 
@@ -156,7 +145,7 @@ class Writer {
   }
 
   Outline& outline_;
-  size_t edge_ = 0, constant_ = 0, slot_ = 0;
+  const Batch& batch_;
 };
 
 // Of an outline that is gone, for the next one: most are looked at once, and to allocate thousands of bytes at each step makes
@@ -177,7 +166,7 @@ Buffers& spare() {
 Outline::Outline(const Batch& batch) {
   std::swap(tags, spare().tags);
   std::swap(integers, spare().integers);
-  Writer writer(*this);
+  Writer writer(*this, batch);
   for (const NodePtr& node : batch.order) {
     writer.tag(is_input(*node) ? 1 : 2);
     if (is_input(*node)) {
@@ -194,7 +183,7 @@ Outline::Outline(const Batch& batch) {
     }
   }
   for (size_t i = 0; i < batch.roots.size(); ++i) {
-    writer.tag(batch.roots[i].node->first_slot + batch.roots[i].output);
+    writer.tag(batch.slot_of(*batch.roots[i].node) + batch.roots[i].output);
     writer.tag(static_cast<uint64_t>(static_cast<int64_t>(batch.replaces[i])));
   }
   for (const uint64_t word : tags) {

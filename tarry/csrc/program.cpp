@@ -143,6 +143,14 @@ LaunchList::LaunchList(
   TORCH_CHECK(results_.size() == returned_.size(), "tarry: a program returns ", results_.size(), " of ", returned_.size(), " results");
 }
 
+std::vector<int64_t> LaunchList::integers_for(const std::vector<c10::IValue>& numbers) const {
+  std::vector<int64_t> symbols;
+  for (size_t i = numbers_; i < numbers.size() && !integers_.empty(); ++i) {
+    symbols.push_back(numbers[i].toInt());
+  }
+  return values_of(integers_, symbols);
+}
+
 std::vector<at::Tensor> LaunchList::run(std::vector<at::Tensor> inputs, const std::vector<c10::IValue>& numbers) const {
   std::vector<at::Tensor> registers = std::move(inputs);
   registers.reserve(registers_);
@@ -153,14 +161,7 @@ std::vector<at::Tensor> LaunchList::run(std::vector<at::Tensor> inputs, const st
   registers.resize(registers_);
   std::vector<void*> pointers(most_pointers_);
   const std::atomic<bool>* unwanted = break_off;
-  std::vector<int64_t> integers;
-  if (!integers_.empty()) {
-    std::vector<int64_t> symbols;
-    for (size_t i = numbers_; i < numbers.size(); ++i) {
-      symbols.push_back(numbers[i].toInt());
-    }
-    integers = values_of(integers_, symbols);
-  }
+  const std::vector<int64_t> integers = integers_for(numbers);
   for (const Instruction& step : instructions_) {
     TORCH_CHECK(!unwanted || !unwanted->load(std::memory_order_relaxed), "tarry: not needed any more");
     fault_point();

@@ -99,6 +99,8 @@ class LaunchList final : public Program {
   std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const std::vector<c10::IValue>& numbers) const override;
 
  private:
+  std::vector<int64_t> integers_for(const std::vector<c10::IValue>& numbers) const; // at the symbols' values
+
   uint32_t registers_;
   std::vector<NumberVector> vectors_;
   std::vector<Instruction> instructions_;

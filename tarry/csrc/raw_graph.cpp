@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/tensor_memoryformats.h>
 
+#include "core/arguments.h"
 #include "jit.h"
 #include "outline.h"
 #include "provenance.h"
@@ -63,7 +64,7 @@ class RawGraph {
     for (const NodePtr& node : batch_.order) {
       if (is_input(*node)) {
         for (uint32_t i = 0; i < node->outputs(); ++i) {
-          ids_[node->first_slot + i] = id++;
+          ids_[batch_.slot_of(*node) + i] = id++;
           inputs.append(layout(node->output_layout(i)));
         }
       }
@@ -71,7 +72,7 @@ class RawGraph {
     for (const NodePtr& node : batch_.order) {
       if (!is_input(*node)) {
         for (uint32_t i = 0; i < node->outputs(); ++i) {
-          ids_[node->first_slot + i] = id++;
+          ids_[batch_.slot_of(*node) + i] = id++;
         }
       }
     }
@@ -81,7 +82,7 @@ class RawGraph {
       }
     }
     for (const Root& root : batch_.roots) {
-      outputs.append(ids_[root.node->first_slot + root.output]);
+      outputs.append(id_of(root));
     }
     for (const int32_t slot : batch_.replaces) {
       replaces.append(slot < 0 ? -1 : ids_[slot]);
@@ -148,25 +149,60 @@ class RawGraph {
     return number("number", varies ? with_integers(value) : value);
   }
 
-  static py::tuple absent() { return py::make_tuple("const", py::none()); }
-
   py::tuple number(const char* kind, const c10::IValue& value) {
     numbers_.append(tarry::to_python(value));
     return py::make_tuple(kind, numbers_.size() - 1, tarry::to_python(value));
   }
 
-  py::tuple tensor(const Node& node, int16_t slot, size_t& edge, size_t& constant) {
-    if (slot == kAbsent) {
+  template <typename Source> // a Root or an Edge
+  int64_t id_of(const Source& source) const {
+    return ids_[batch_.slot_of(*source.node) + source.output];
+  }
+
+  py::tuple tensor(const Node& node, Operand operand) {
+    if (operand.slot == kAbsent) {
       return py::make_tuple("none");
     }
-    if (slot == kWrappedNumber) {
-      const c10::IValue& value = node.constants[constant++];
-      const auto dtype = value.isDouble() ? at::kDouble : value.isInt() ? at::kLong : value.isBool() ? at::kBool : at::kComplexDouble;
+    if (operand.slot == kWrappedNumber) {
+      const c10::IValue& value = node.constants[operand.index];
       const py::tuple base = number("wrapped", value);
-      return py::make_tuple(base[0], base[1], base[2], to_python(dtype));
+      return py::make_tuple(base[0], base[1], base[2], to_python(value.toScalar().type()));
     }
-    const Edge& source = node.edges[edge++];
-    return py::make_tuple("edge", ids_[source.node->first_slot + source.output], layout(source.view));
+    const Edge& source = node.edges[operand.index];
+    return py::make_tuple("edge", id_of(source), layout(source.view));
+  }
+
+  py::tuple plain(const Node& node, size_t i, const c10::IValue& value) {
+    const ArgKind kind = node.op->arguments[i].kind;
+    if (kind == ArgKind::Generator) {
+      return number("seed", node.constants.back());
+    }
+    if (kind == ArgKind::Constant || value.isNone()) {
+      return py::make_tuple("const", constant(value, node.op->handle.schema().arguments()[i]));
+    }
+    if (kind == ArgKind::Number) {
+      return plain_number(node, value);
+    }
+    py::list items;
+    for (const c10::IValue& item : value.toListRef()) {
+      items.append(plain_number(node, item));
+    }
+    return py::make_tuple("list", items);
+  }
+
+  py::list arguments_of(const Node& node) {
+    py::list arguments;
+    visit_arguments(
+        *node.op, node.slots, [&](size_t, Operand operand) { arguments.append(tensor(node, operand)); },
+        [&](size_t, bool given, c10::ArrayRef<Operand> operands) {
+          py::list items;
+          for (const Operand& operand : operands) {
+            items.append(tensor(node, operand));
+          }
+          arguments.append(given ? py::tuple(py::make_tuple("list", items)) : py::tuple(py::make_tuple("none")));
+        },
+        [&](size_t i, size_t index) { arguments.append(plain(node, i, node.constants[index])); });
+    return arguments;
   }
 
   // For each result that may be a new tensor: whether there is one.
@@ -181,54 +217,14 @@ class RawGraph {
   }
 
   py::dict describe(const Node& node) {
-    py::list arguments, outputs, mutated;
-    size_t edge = 0, constant = 0, slot = 0;
-    const auto& schema = node.op->handle.schema();
-    for (size_t i = 0; i < node.op->arguments.size(); ++i) {
-      switch (node.op->arguments[i].kind) {
-        case ArgKind::Tensor:
-          arguments.append(tensor(node, node.slots[slot++], edge, constant));
-          break;
-        case ArgKind::TensorList: {
-          const int n = node.slots[slot++];
-          py::list items;
-          for (int k = 0; k < n; ++k) {
-            items.append(tensor(node, node.slots[slot++], edge, constant));
-          }
-          arguments.append(n < 0 ? py::tuple(py::make_tuple("none")) : py::tuple(py::make_tuple("list", items)));
-          break;
-        }
-        case ArgKind::Number: {
-          const c10::IValue& value = node.constants[constant++];
-          arguments.append(value.isNone() ? absent() : plain_number(node, value));
-          break;
-        }
-        case ArgKind::NumberList: {
-          const c10::IValue& value = node.constants[constant++];
-          py::list items;
-          if (!value.isNone()) {
-            for (const c10::IValue& item : value.toListRef()) {
-              items.append(plain_number(node, item));
-            }
-          }
-          arguments.append(value.isNone() ? absent() : py::tuple(py::make_tuple("list", items)));
-          break;
-        }
-        case ArgKind::Generator:
-          ++constant;
-          arguments.append(number("seed", node.constants.back()));
-          break;
-        case ArgKind::Constant:
-          arguments.append(py::make_tuple("const", this->constant(node.constants[constant++], schema.arguments()[i])));
-          break;
-      }
-    }
+    py::list outputs, mutated;
+    const py::list arguments = arguments_of(node); // first: integers are given in this order
     for (uint32_t i = 0; i < node.outputs(); ++i) {
       outputs.append(layout(node.output_layout(i)));
     }
     for (const Mutation& mutation : node.mutations) {
       const Edge& source = node.edges[mutation.edge];
-      mutated.append(ids_[source.node->first_slot + source.output]);
+      mutated.append(id_of(source));
     }
     py::dict result;
     const auto [file, line] = site_location(node.site);

@@ -445,6 +445,94 @@ void record_on_copies(const Operator& op, torch::jit::Stack* stack) {
   }
 }
 
+// Why a call cannot be recorded, as far as that is known before its signature is; null if it can.
+const char* why_eager(const Scan& scan) {
+  const Operator& op = scan.op;
+  if (C10_UNLIKELY(op.has(kDynamic) || op.has(kForcedEager) || !op.recordable || scan.eager_reason)) {
+    return op.has(kForcedEager) ? "the configuration forces it"
+        : scan.eager_reason ? scan.eager_reason : "its result depends on data";
+  }
+  if (C10_UNLIKELY(op.has_out && (scan.writes_through_lazy_bits || shares_memory_with_out(scan)))) {
+    return "it writes to memory that it reads, or through a conjugated or negated view";
+  }
+  return nullptr;
+}
+
+// Under the lock: waits for a step in flight that computes an argument, and raises the failure of an argument.
+void settle_arguments(const Scan& scan, std::unique_lock<std::mutex>& lock) {
+  DeviceState& state = *scan.state;
+  while (reads_in_flight(scan)) {
+    lock.unlock();
+    state.executor->wait();
+    lock.lock();
+  }
+  if (FailurePtr failure = failed_argument(scan)) {
+    lock.unlock();
+    failure->raise();
+  }
+}
+
+void add_seed(Scan& scan, c10::ArrayRef<c10::IValue> arguments) {
+  const Operator& op = scan.op;
+  const bool given = op.generator_argument >= 0 && !arguments[op.generator_argument].isNone();
+  auto generator = given ? std::make_optional(arguments[op.generator_argument].toGenerator()) : std::nullopt;
+  scan.constants.emplace_back(op.draws(arguments) ? draw_seed(generator, scan.state->index) : kNoSeed);
+}
+
+struct RecordedCall {
+  const Signature* signature = nullptr;
+  c10::SmallVector<StoragePtr, 2> storages; // of the fresh results
+  bool is_due = false; // the executor may launch something
+};
+
+// Makes the node, or says why the call has to run eagerly.
+const char* record_node(Scan& scan, c10::ArrayRef<c10::IValue> arguments, RecordedCall& made) {
+  const Operator& op = scan.op;
+  DeviceState& state = *scan.state;
+  const bool needs_check = tarry::needs_check(scan);
+  const uint32_t site = current_site();
+  Graveyard graveyard;
+  std::unique_lock<std::mutex> lock(state.mutex);
+  const Signature* signature = made.signature = find_signature(scan, arguments, lock);
+  if (C10_UNLIKELY(signature->runs_eagerly)) {
+    return op.has_out ? "what becomes of its out= arguments cannot be told" : "its output shape cannot be told without data";
+  }
+  if (C10_UNLIKELY(needs_check)) {
+    check_once(scan, arguments, lock);
+  }
+  if (C10_UNLIKELY(!signature->resized.empty() && !resizes_only_empty(scan, *signature))) {
+    return "it resizes an out= argument that shares memory";
+  }
+  if (const char* reason = why_cut(scan); C10_UNLIKELY(reason)) {
+    lock.unlock();
+    request_cut(state.index, reason);
+    lock.lock();
+  }
+  NodePtr node;
+  if (!signature->only_views) {
+    settle_arguments(scan, lock);
+    if (op.has(kRandom)) {
+      add_seed(scan, arguments);
+    }
+    node = make_node(scan, signature, site, graveyard);
+  }
+  if (op.mutates && !signature->resized.empty()) {
+    resize_empty(scan, *signature);
+    for (Mutation& mutation : node->mutations) {
+      mutation.home = scan.tensors[mutation.edge].storage->home;
+    }
+  }
+  for (uint32_t i = 0; i < signature->fresh.size(); ++i) {
+    const Layout* layout = signature->fresh[i];
+    auto storage = c10::make_intrusive<TarryStorage>(&state, layout, layout->nbytes);
+    storage->value = {node, i};
+    state.link(storage.get());
+    made.storages.push_back(std::move(storage));
+  }
+  made.is_due = state.executor->speculator.is_due();
+  return nullptr;
+}
+
 } // namespace
 
 void record(const Operator& op, torch::jit::Stack* stack) {
@@ -467,88 +555,30 @@ void record(const Operator& op, torch::jit::Stack* stack) {
   if (C10_UNLIKELY(!scan.state)) {
     scan.state = &device_state(-1);
   }
-  if (C10_UNLIKELY(op.has(kDynamic) || op.has(kForcedEager) || !op.recordable || scan.eager_reason)) {
-    return run_eagerly(
-        op, stack,
-        op.has(kForcedEager) ? "the configuration forces it"
-            : scan.eager_reason ? scan.eager_reason : "its result depends on data");
+  const char* reason = why_eager(scan);
+  RecordedCall made;
+  if (!reason) {
+    record_under(*scan.state, scan.switches);
+    reason = record_node(scan, arguments, made);
   }
-  if (C10_UNLIKELY(op.has_out && (scan.writes_through_lazy_bits || shares_memory_with_out(scan)))) {
-    return run_eagerly(op, stack, "it writes to memory that it reads, or through a conjugated or negated view");
-  }
-  record_under(*scan.state, scan.switches);
-  const bool needs_check = tarry::needs_check(scan);
-  const uint32_t site = current_site();
-  DeviceState& state = *scan.state;
-  c10::SmallVector<StoragePtr, 2> storages;
-  Graveyard graveyard;
-  bool is_due = false;
-  const Signature* signature = nullptr;
-  {
-    std::unique_lock<std::mutex> lock(state.mutex);
-    signature = find_signature(scan, arguments, lock);
-    if (C10_UNLIKELY(signature->runs_eagerly)) {
-      lock.unlock();
-      return run_eagerly(
-          op, stack, op.has_out ? "what becomes of its out= arguments cannot be told" : "its output shape cannot be told without data");
-    }
-    if (C10_UNLIKELY(needs_check)) {
-      check_once(scan, arguments, lock);
-    }
-    if (C10_UNLIKELY(!signature->resized.empty() && !resizes_only_empty(scan, *signature))) {
-      lock.unlock();
-      return run_eagerly(op, stack, "it resizes an out= argument that shares memory");
-    }
-    if (const char* reason = why_cut(scan); C10_UNLIKELY(reason)) {
-      lock.unlock();
-      request_cut(state.index, reason);
-      lock.lock();
-    }
-    while (!signature->only_views && reads_in_flight(scan)) {
-      lock.unlock();
-      state.executor->wait();
-      lock.lock();
-    }
-    if (FailurePtr failure = signature->only_views ? nullptr : failed_argument(scan)) {
-      lock.unlock();
-      failure->raise();
-    }
-    if (op.has(kRandom) && !signature->only_views) {
-      const bool given = op.generator_argument >= 0 && !arguments[op.generator_argument].isNone();
-      auto generator = given ? std::make_optional(arguments[op.generator_argument].toGenerator()) : std::nullopt;
-      scan.constants.emplace_back(op.draws(arguments) ? draw_seed(generator, state.index) : kNoSeed);
-    }
-    NodePtr node = signature->only_views ? NodePtr() : make_node(scan, signature, site, graveyard);
-    if (op.mutates && !signature->resized.empty()) {
-      resize_empty(scan, *signature);
-      for (Mutation& mutation : node->mutations) {
-        mutation.home = scan.tensors[mutation.edge].storage->home;
-      }
-    }
-    for (uint32_t i = 0; i < signature->fresh.size(); ++i) {
-      const Layout* layout = signature->fresh[i];
-      auto storage = c10::make_intrusive<TarryStorage>(&state, layout, layout->nbytes);
-      storage->value = {node, i};
-      state.link(storage.get());
-      storages.push_back(std::move(storage));
-    }
-    is_due = state.executor->speculator.is_due();
+  if (C10_UNLIKELY(reason != nullptr)) {
+    return run_eagerly(op, stack, reason);
   }
   size_t item = 0;
   const size_t returns = op.handle.schema().returns().size();
   c10::SmallVector<c10::IValue, 2> results;
   for (size_t i = 0; i < returns; ++i) {
-    results.push_back(make_result(scan, *signature, item, storages));
+    results.push_back(make_result(scan, *made.signature, item, made.storages));
   }
   torch::jit::drop(*stack, count);
   for (auto& result : results) {
     stack->push_back(std::move(result));
   }
-  for (const c10::Warning& warning : signature->warnings) {
+  for (const c10::Warning& warning : made.signature->warnings) {
     c10::warn(warning);
   }
-  if (C10_UNLIKELY(is_due)) {
-    state.executor->speculate();
+  if (C10_UNLIKELY(made.is_due)) {
+    scan.state->executor->speculate();
   }
 }
 

@@ -77,20 +77,9 @@ NodePtr copy_node(const Node& node) {
   copy->slots = node.slots;
   copy->mutations = node.mutations;
   copy->leaf_layout = node.leaf_layout;
-  copy->first_slot = node.first_slot;
   copy->may_fail = node.may_fail;
   copy->discarded = node.discarded;
   return copy;
-}
-
-// Numbers a replay's nodes as they were when they were collected. A batch that has one of them among its inputs, because
-// another thread has read it, numbers it for its own purposes. Such batches are not in flight: the runtime runs one at a time.
-void renumber(const Batch& batch) {
-  uint32_t slot = 0;
-  for (const NodePtr& node : batch.order) {
-    node->first_slot = slot;
-    slot += static_cast<uint32_t>(node->outputs());
-  }
 }
 
 std::shared_ptr<Batch> copy_batch(const Batch& batch) {
@@ -98,7 +87,6 @@ std::shared_ptr<Batch> copy_batch(const Batch& batch) {
   copy->state = batch.state;
   copy->epoch = 0;
   copy->key = batch.key;
-  copy->slots = batch.slots;
   copy->replaces = batch.replaces;
   copy->may_fail = batch.may_fail;
   copy->replayed = true;
@@ -109,15 +97,16 @@ std::shared_ptr<Batch> copy_batch(const Batch& batch) {
     // if they have results, these were kept for nodes that another thread has recorded meanwhile.
     if (batch.replayed || !is_input(*node)) {
       for (const Edge& edge : node->edges) {
-        made->edges.push_back({copies[edge.node->first_slot], edge.output, edge.view});
+        made->edges.push_back({copies[batch.slot_of(*edge.node)], edge.output, edge.view});
       }
     }
-    copies[node->first_slot] = made;
+    copies[batch.slot_of(*node)] = made;
     copy->order.push_back(std::move(made));
   }
   for (const Root& root : batch.roots) {
-    copy->roots.push_back({nullptr, copies[root.node->first_slot], root.output});
+    copy->roots.push_back({nullptr, copies[batch.slot_of(*root.node)], root.output});
   }
+  copy->number_values(/*epoch=*/0);
   return copy;
 }
 
@@ -330,71 +319,55 @@ void Replay::set_numbers(const std::vector<double>& numbers) {
 }
 
 const Batch& Replay::with_numbers(const std::vector<double>& numbers) {
-  renumber(*batch_);
   set_numbers(numbers);
   return *batch_;
 }
 
-std::variant<std::vector<at::Tensor>, std::string> Replay::arm(
-    const std::vector<at::Tensor>& arguments, const std::vector<double>& numbers) {
-  check_fork();
-  DeviceState& state = *batch_->state;
-  Storages storages{plan_, {}, {}, {}, {}};
-  if (auto reason = find_storages(arguments, storages)) {
-    return *reason;
-  }
-  if (std::any_of(batch_->roots.begin(), batch_->roots.end(), [](const Root& root) { return root.node->results != nullptr; })) {
-    renumber(*batch_); // another thread has recorded nodes that read these, and keeps them
-    batch_ = copy_batch(*batch_);
-    renew_nodes();
-  }
+void Replay::make_fresh(Storages& storages) const {
   storages.fresh.resize(plan_.targets.size());
   for (size_t i = 0; i < plan_.targets.size(); ++i) {
     if (plan_.targets[i].from == From::Fresh) {
       const Layout* home = batch_->roots[i].node->output_layout(batch_->roots[i].output);
-      storages.fresh.at(plan_.targets[i].index) = c10::make_intrusive<TarryStorage>(&state, home, home->nbytes);
+      storages.fresh.at(plan_.targets[i].index) = c10::make_intrusive<TarryStorage>(batch_->state, home, home->nbytes);
     }
   }
+}
+
+// Per leaf: a copy of the host tensor that it stands for, if it does.
+std::vector<at::Tensor> Replay::upload(const std::vector<at::Tensor>& arguments) const {
   std::vector<at::Tensor> uploaded(leaves_.size());
   for (size_t i = 0; i < leaves_.size(); ++i) {
     const Place& source = plan_.sources[i];
     if (source.from == From::Uploaded || source.from == From::UploadedHost) {
       const at::Tensor& host = source.from == From::Uploaded ? arguments.at(source.index) : plan_.hosts.at(source.index);
-      uploaded[i] = real_copy(host, leaves_[i]->leaf_layout, state);
+      uploaded[i] = real_copy(host, leaves_[i]->leaf_layout, *batch_->state);
     }
   }
-  {
-    Graveyard graveyard;
-    std::lock_guard<std::mutex> guard(state.mutex);
-    TORCH_INTERNAL_ASSERT(!state.executor->is_busy());
-    if (auto reason = check_contents(storages)) {
-      return *reason;
+  return uploaded;
+}
+
+// The storages that the step gives new contents. Under the lock.
+void Replay::make_pending(const Storages& storages, Graveyard& graveyard) {
+  for (size_t i = 0; i < plan_.targets.size(); ++i) {
+    Root& root = batch_->roots[i];
+    if (root.storage) {
+      root.storage->claim = nullptr; // of the last run
     }
-    draw_seeds();
-    set_numbers(numbers);
-    for (size_t i = 0; i < leaves_.size(); ++i) {
-      leaves_[i]->data = uploaded[i].defined() ? std::move(uploaded[i]) : storages.at(plan_.sources[i])->data;
-    }
-    for (size_t i = 0; i < plan_.targets.size(); ++i) {
-      Root& root = batch_->roots[i];
-      if (root.storage) {
-        root.storage->claim = nullptr; // of the last run
+    root.storage = storages.at(plan_.targets[i]);
+    if (root.storage) {
+      set_pending(root.storage, root.node, root.output, graveyard);
+      if (root.storage->claim) {
+        *root.storage->claim = nullptr;
       }
-      root.storage = storages.at(plan_.targets[i]);
-      if (root.storage) {
-        set_pending(root.storage, root.node, root.output, graveyard);
-        if (root.storage->claim) {
-          *root.storage->claim = nullptr;
-        }
-        root.storage->claim = &root.storage;
-      }
+      root.storage->claim = &root.storage;
     }
-    batch_->epoch = state.next_epoch(graveyard);
-    batch_->lane = current_lane();
   }
-  state.executor->speculator.drop(); // what was launched for another step
+}
+
+// What the program sees of the step: gradients, versions of the tensors that are written, and the results.
+std::vector<at::Tensor> Replay::publish(const std::vector<at::Tensor>& arguments, const Storages& storages) const {
   const auto make = [&](const Tensor& spec) {
-    return make_tensor(state, spec.layout, StoragePtr::reclaim_copy(storages.at(spec.place)));
+    return make_tensor(*batch_->state, spec.layout, StoragePtr::reclaim_copy(storages.at(spec.place)));
   };
   for (const Gradient& gradient : plan_.gradients) {
     const at::Tensor& holder = gradient.holder.from == From::Argument ? arguments.at(gradient.holder.index)
@@ -414,6 +387,40 @@ std::variant<std::vector<at::Tensor>, std::string> Replay::arm(
     results.push_back(make(spec));
   }
   return results;
+}
+
+std::variant<std::vector<at::Tensor>, std::string> Replay::arm(
+    const std::vector<at::Tensor>& arguments, const std::vector<double>& numbers) {
+  check_fork();
+  DeviceState& state = *batch_->state;
+  Storages storages{plan_, {}, {}, {}, {}};
+  if (auto reason = find_storages(arguments, storages)) {
+    return *reason;
+  }
+  if (std::any_of(batch_->roots.begin(), batch_->roots.end(), [](const Root& root) { return root.node->results != nullptr; })) {
+    batch_ = copy_batch(*batch_); // another thread has recorded nodes that read these, and keeps them
+    renew_nodes();
+  }
+  make_fresh(storages);
+  std::vector<at::Tensor> uploaded = upload(arguments);
+  {
+    Graveyard graveyard;
+    std::lock_guard<std::mutex> guard(state.mutex);
+    TORCH_INTERNAL_ASSERT(!state.executor->is_busy());
+    if (auto reason = check_contents(storages)) {
+      return *reason;
+    }
+    draw_seeds();
+    set_numbers(numbers);
+    for (size_t i = 0; i < leaves_.size(); ++i) {
+      leaves_[i]->data = uploaded[i].defined() ? std::move(uploaded[i]) : storages.at(plan_.sources[i])->data;
+    }
+    make_pending(storages, graveyard);
+    batch_->epoch = state.next_epoch(graveyard);
+    batch_->lane = current_lane();
+  }
+  state.executor->speculator.drop(); // what was launched for another step
+  return publish(arguments, storages);
 }
 
 } // namespace tarry

@@ -128,6 +128,10 @@ class Replay {
   struct Storages; // by place, for the time of one call of arm()
   std::optional<std::string> find_storages(const std::vector<at::Tensor>& arguments, Storages& found) const;
   std::optional<std::string> check_contents(const Storages& found) const;
+  void make_fresh(Storages& storages) const;
+  std::vector<at::Tensor> upload(const std::vector<at::Tensor>& arguments) const;
+  void make_pending(const Storages& storages, Graveyard& graveyard);
+  std::vector<at::Tensor> publish(const std::vector<at::Tensor>& arguments, const Storages& storages) const;
   void renew_nodes();
   void draw_seeds();
   void set_numbers(const std::vector<double>& numbers);

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/arguments.h"
 #include "hooks.h"
 #include "numbers.h"
 
@@ -69,7 +70,7 @@ void Scan::tensor(const at::Tensor& tensor, bool is_mutable) {
   tensors.push_back({&tensor, storage, view, is_mutable});
 }
 
-static c10::IValue wrapped_number(const at::Tensor& tensor) {
+static c10::IValue number_in(const at::Tensor& tensor) {
   const void* data = tensor.const_data_ptr();
   switch (tensor.scalar_type()) {
     case at::kDouble:
@@ -98,7 +99,7 @@ static double magnitude(const c10::IValue& value) {
 
 void Scan::host_tensor(const at::Tensor& tensor, bool is_mutable) {
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number() && tensor.is_cpu() && !is_mutable) {
-    c10::IValue value = wrapped_number(tensor);
+    c10::IValue value = number_in(tensor);
     if (!value.isNone()) {
       slots.push_back(kWrappedNumber);
       hash = mix(hash, 0x77ULL << 32 | static_cast<uint64_t>(tensor.scalar_type()));
@@ -234,33 +235,15 @@ bool same_call(const Node& a, c10::ArrayRef<int16_t> slots, c10::ArrayRef<c10::I
   if (c10::ArrayRef<int16_t>(a.slots) != slots || a.constants.size() != constants.size()) {
     return false;
   }
-  size_t at = 0, slot = 0;
-  for (const Argument& argument : a.op->arguments) {
-    switch (argument.kind) {
-      case ArgKind::Tensor:
-        at += slots[slot++] == kWrappedNumber;
-        break;
-      case ArgKind::TensorList: {
-        const int n = slots[slot++];
-        for (int i = 0; i < n; ++i) {
-          at += slots[slot++] == kWrappedNumber;
+  bool same = true;
+  visit_arguments(
+      *a.op, slots, [](size_t, Operand) {}, [](size_t, bool, c10::ArrayRef<Operand>) {},
+      [&](size_t i, size_t at) {
+        if (same && (a.op->arguments[i].kind == ArgKind::Constant || a.op->has(kShapeFromNumbers))) {
+          same = same_value(a.constants[at], constants[at]);
         }
-        break;
-      }
-      case ArgKind::Constant:
-        if (!same_value(a.constants[at], constants[at])) {
-          return false;
-        }
-        ++at;
-        break;
-      default:
-        if (a.op->has(kShapeFromNumbers) && !same_value(a.constants[at], constants[at])) {
-          return false;
-        }
-        ++at;
-    }
-  }
-  return true;
+      });
+  return same;
 }
 
 } // namespace tarry

@@ -1,5 +1,6 @@
 #include "verify.h"
 
+#include "core/arguments.h"
 #include "generator.h"
 #include "numbers.h"
 #include "scan.h"
@@ -11,29 +12,22 @@ using Kind = Difference::Kind;
 
 // The name of the argument that a constant of a node belongs to.
 std::string argument_name(const Node& node, size_t which) {
-  size_t constant = 0, slot = 0;
+  std::string found = "an argument";
   const auto& schema = node.op->handle.schema().arguments();
-  for (size_t i = 0; i < node.op->arguments.size(); ++i) {
-    const size_t before = constant;
-    switch (node.op->arguments[i].kind) {
-      case ArgKind::Tensor:
-        constant += node.slots[slot++] == kWrappedNumber;
-        break;
-      case ArgKind::TensorList: {
-        const int n = node.slots[slot++];
-        for (int k = 0; k < n; ++k) {
-          constant += node.slots[slot++] == kWrappedNumber;
+  const auto look = [&](size_t i, Operand operand) {
+    if (operand.slot == kWrappedNumber && operand.index == which) {
+      found = schema[i].name();
+    }
+  };
+  visit_arguments(
+      *node.op, node.slots, look,
+      [&](size_t i, bool, c10::ArrayRef<Operand> items) {
+        for (const Operand& item : items) {
+          look(i, item);
         }
-        break;
-      }
-      default:
-        ++constant;
-    }
-    if (before <= which && which < constant) {
-      return schema[i].name();
-    }
-  }
-  return "an argument";
+      },
+      [&](size_t i, uint32_t constant) { look(i, {kWrappedNumber, constant}); });
+  return found;
 }
 
 class Comparison {
@@ -250,7 +244,7 @@ bool Expectation::same_nodes(const Batch& batch, const Trace& trace, const Stora
     }
     for (size_t k = 0; k < a.edges.size(); ++k) {
       const Edge &x = a.edges[k], &y = b.edges[k];
-      if (x.view != y.view || x.output != y.output || x.node->first_slot != y.node->first_slot) {
+      if (x.view != y.view || x.output != y.output || expected_.slot_of(*x.node) != batch.slot_of(*y.node)) {
         return false;
       }
     }
@@ -272,7 +266,7 @@ bool Expectation::same_roots(const Batch& batch, const Trace& trace, Storages& s
       storages.fresh.at(target.index) = serial;
     }
     const bool is_right = target.from == Replay::From::Fresh ? serial >= trace.first_serial : serial == storages.at(target);
-    if (!is_right || a.output != b.output || a.node->first_slot != b.node->first_slot) {
+    if (!is_right || a.output != b.output || expected_.slot_of(*a.node) != batch.slot_of(*b.node)) {
       return false;
     }
   }

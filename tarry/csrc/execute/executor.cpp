@@ -28,11 +28,11 @@ std::vector<Node*> leaves_replaced(const AsyncStep& step) {
     if (node->is_leaf()) { // may_overlap() has seen to it that there are no other inputs
       inputs.push_back(node.get());
       const bool own = node->data.use_count() == 1 && node->data.storage().use_count() == 2; // itself and the program's input
-      by_slot[node->first_slot] = own ? node.get() : nullptr;
+      by_slot[batch.slot_of(*node)] = own ? node.get() : nullptr;
     }
   }
   for (const int64_t position : step.update) { // made its own by Batch::inputs()
-    by_slot[inputs.at(position)->first_slot] = inputs[position];
+    by_slot[batch.slot_of(*inputs.at(position))] = inputs[position];
   }
   std::vector<Node*> found;
   for (size_t i = 0; i < batch.roots.size(); ++i) {
