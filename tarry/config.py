@@ -142,7 +142,7 @@ class Config:
 
     @property
     def run_ahead(self) -> bool:
-        """Whether a second thread computes what no thread waits for: on a CPU, a step while the next one is recorded; and
+        """Whether a second thread computes what no thread waits for: on a CPU, a step while the next is recorded; and
         a part of a step that comes again while it is still being recorded itself. Programs that are compiled while it
         is off never do the latter. On a CPU it is used only where PyTorch's own threads leave a core free, or with one
         thread. TARRY_RUN_AHEAD=0 turns it off."""
