@@ -22,14 +22,14 @@ from tarry.device.optimizer import StepHooks
 from tarry.native import C
 from tarry.replay.function import OnDeviation, StepFunction, is_inside
 from tarry.replay.verification import Verify
-from tarry.runtime.sync import Runtime
+from tarry.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
     from tarry.ir.graph import Graph
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_runtime = Runtime(C)
+_runtime = Runtime()
 
 
 def set_backend(

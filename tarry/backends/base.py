@@ -12,7 +12,8 @@ import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias
 
 from tarry.errors import BackendError
 from tarry.ir.graph import Graph, Node, Number
@@ -131,6 +132,8 @@ class MemoryInfo:
 class Batch(Protocol):
     """What is pending at one moment (csrc/batch.h), to be computed and committed exactly once."""
 
+    unawaited: bool
+
     @property
     def key(self) -> tuple[int, int]: ...
     @property
@@ -141,13 +144,15 @@ class Batch(Protocol):
     def num_outputs(self) -> int: ...
     @property
     def num_inputs(self) -> int: ...
+    def structure(self) -> _C.Structure: ...
+    def matches(self, structure: _C.Structure, /) -> bool: ...
+    def outline(self) -> _C.Outline: ...
     def place(self) -> tuple[int, int]: ...
     def inputs(self, update: list[int], preserve: bool = False) -> list[torch.Tensor]: ...
     def recover(self, error: BaseException, update: list[int], lost: bool) -> None: ...
     def own_inputs(self) -> list[torch.Tensor]: ...
     def numbers(self) -> list[PythonNumber]: ...
     def raw(self, integers: list[int] | None = None) -> RawGraph: ...
-    def outline(self) -> _C.Outline: ...
     def run(
         self, program: Any, update: list[int], symbols: Sequence[int], preserve: bool, diagnose: Callable[..., None]
     ) -> bool: ...
@@ -157,25 +162,57 @@ class Batch(Protocol):
 
 
 class Step(Protocol):
-    """What the runtime keeps for a structure of graph: computes a batch of that structure and commits the results."""
+    """Computes batches of one structure, from their recorded form to the commit (`Backend.prepare`)."""
 
     def __call__(self, batch: Batch) -> None: ...
 
 
-class Program:
-    """One recorded step, as the runtime hands it over: its key, its size, its graph on demand."""
+class Recording:
+    """What was recorded of one step. The next step uses the nodes of its batch again: `take()` it, to keep it."""
 
     def __init__(self, batch: Batch) -> None:
         self.key = batch.key
         self.num_operations = batch.num_operations
-        self._raw = batch.raw
+        self._batch: Batch | None = batch
+
+    def take(self) -> Self:
+        """Take all that compiling needs out of the batch."""
+        assert self._batch is not None
+        self.numbers = self._batch.numbers()
+        self.positions = self._batch.positions()
+        self.raw = self._batch.raw()
+        self._batch = None
+        return self
+
+    @cached_property
+    def raw(self) -> RawGraph:
+        """The graph as the native part gives it (csrc/raw_graph.h)."""
+        assert self._batch is not None
+        return self._batch.raw()
+
+    @cached_property
+    def recorded(self) -> Graph:
+        """The graph as it was recorded."""
+        from tarry.ir.build import from_raw
+
+        return from_raw(self.raw)
 
     def graph(self, stage: str = "optimized") -> Graph:
         """The step as typed IR: "recorded" as it was, or "optimized" (functional, clean views, no dead code)."""
-        from tarry.ir.build import from_raw
         from tarry.passes.pipeline import run
 
-        return run(from_raw(self._raw()), stage)
+        return run(self.recorded, stage)
+
+    @cached_property
+    def lines(self) -> tuple[str, str] | None:
+        """The lines of the program from which and to which it was recorded, if they are known."""
+        lines = [f"{node['file']}:{node['line']}" for node in self.raw["nodes"] if node["file"]]
+        return (lines[0], lines[-1]) if lines else None
+
+    def describe(self) -> str:
+        """The step in a few words: its size, and the lines of the program that it spans."""
+        where = f", recorded from {self.lines[0]} to {self.lines[1]}" if self.lines else ""
+        return f"a step of {self.num_operations} operators{where}"
 
 
 class Backend:
@@ -327,6 +364,6 @@ class Backend:
 
     # ---- for backends that need no graph
 
-    def prepare(self, program: Program) -> Step | None:
+    def prepare(self, recording: Recording) -> Step | None:
         """Take a whole step over, from its recorded form to the commit. None: the runtime uses `compile`."""
         return None

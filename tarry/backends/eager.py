@@ -5,7 +5,7 @@ from __future__ import annotations
 # `signal` without its enumerations, which cost more than the calls: this is done every step.
 import _signal  # type: ignore[import-not-found]
 
-from tarry.backends.base import Backend, Batch, Program, Step
+from tarry.backends.base import Backend, Batch, Recording, Step
 
 
 def _interpret(batch: Batch) -> None:
@@ -27,5 +27,5 @@ class EagerBackend(Backend):
 
     name = "eager"
 
-    def prepare(self, program: Program) -> Step:
+    def prepare(self, recording: Recording) -> Step:
         return _interpret

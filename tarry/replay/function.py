@@ -27,7 +27,7 @@ from tarry.replay.rates import RateWatch, Schedule, schedule
 from tarry.replay.reasons import DisturbedError, NotReplayableError
 from tarry.replay.verification import Verification, Verify
 from tarry.replay.watch import Watch
-from tarry.runtime.sync import Runtime
+from tarry.runtime.runtime import Runtime
 
 log = logging.getLogger("tarry")
 

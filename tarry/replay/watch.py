@@ -25,7 +25,7 @@ from tarry.replay.guards import Guards, state_of
 from tarry.replay.host import HostWatch
 from tarry.replay.rates import RateWatch
 from tarry.replay.reasons import DisturbedError, NotReplayableError, where
-from tarry.runtime.sync import Runtime
+from tarry.runtime.runtime import Runtime
 
 
 def _host_rng() -> list[Any]:

@@ -1,1 +1,1 @@
-"""What happens when a value is needed: collect, look up or compile, execute, commit. See `sync`."""
+"""What happens when a value is needed: collect, look up or compile, execute, commit. Begin at `Runtime.sync`."""

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from tarry.runtime import limits
+
 
 class StepClosures:
     """Waiting closures. Their values are read when the step is done; they run on a thread of their own, in order.
@@ -57,10 +59,10 @@ class StepClosures:
                 error, self._errors = self._errors[0], []
                 raise error
 
-    def finish(self, timeout: float = 30.0) -> None:
+    def finish(self) -> None:
         """At the end of the process: let closures that were handed over run, for a while at most."""
         with self._done:
-            self._done.wait_for(lambda: self._unfinished == 0, timeout)
+            self._done.wait_for(lambda: self._unfinished == 0, limits.EXIT_CLOSURES_SECONDS)
 
     def _work(self) -> None:
         while True:

@@ -85,12 +85,12 @@ def _stand_in(data: Data) -> torch.Tensor:
     return tensor
 
 
-def read_stand_in(tensor: torch.Tensor, guard: Callable[[], object]) -> torch.Tensor:
+def read_stand_in(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor of the real device for one that stands in for a backend's data."""
     data: Data | None = getattr(tensor, "_tarry_data", None)
     if data is None or not data.has_value:
         raise BackendError("these data belong to a backend that has not given them a value")
-    with PlainDispatch(guard):
+    with PlainDispatch():
         return _read(data)
 
 
@@ -100,13 +100,13 @@ def _read(data: Data) -> torch.Tensor:
     return as_typed(backend.to_tensor(value), data.type, lambda: f"backend {backend.name!r}: to_tensor(data)")
 
 
-def evacuate(backend: Backend, guard: Callable[[], object]) -> None:
+def evacuate(backend: Backend) -> None:
     """Make tensors of all that a backend holds: it is about to go."""
     for data in list(_stand_ins):
         if data.backend is backend and data.has_value:
             value: torch.Tensor | Exception
             try:
-                with PlainDispatch(guard):
+                with PlainDispatch():
                     value = _read(data).clone()  # the backend's own memory goes with it
             except Exception as error:
                 value = error

@@ -1,4 +1,4 @@
-"""Running a backend's code apart from what the user's thread has switched on.
+"""Running a backend's code isolated from what the user's thread has switched on.
 
 A value may be asked for anywhere: under autocast, in a `with torch.device(...)` block, inside a dispatch mode or a
 function transform, on the autograd engine's thread. All that has had its effect on what was recorded; it must not act
@@ -21,31 +21,26 @@ from torch.profiler import record_function
 from torch.utils._python_dispatch import _disable_current_modes  # private; checked on torch 2.11 and 2.13
 
 from tarry.errors import TarryError
+from tarry.native import C
 
 T = TypeVar("T")
 _state = threading.local()
 
 
 class PlainDispatch:
-    """Within the block, operators on real tensors are kernels and nothing else. For running programs: cheap.
+    """Within the block, operators on real tensors are kernels and nothing else. For running programs: cheap."""
 
-    `guard` makes the native object that clears the dispatcher's state of this thread for as long as it lives.
-    """
-
-    __slots__ = ("_around", "_functions", "_guard", "_held")
-
-    def __init__(self, guard: Callable[[], object]) -> None:
-        self._guard = guard
+    __slots__ = ("_around", "_functions", "_guard")
 
     def __enter__(self) -> None:
         self._around = _modes_off() if _len_torch_dispatch_stack() or torch.is_inference_mode_enabled() else None
-        self._held: object = self._guard()
+        self._guard = C.PlainDispatch()  # clears the dispatcher's state of this thread for as long as it lives
         self._functions = torch._C.DisableTorchFunction()
         self._functions.__enter__()
 
     def __exit__(self, *exc_info: Any) -> None:
         self._functions.__exit__(*exc_info)
-        self._held = None
+        self._guard = None
         if self._around is not None:
             self._around.close()
 
@@ -64,15 +59,15 @@ def _modes_off() -> ExitStack:
 @contextmanager
 def compiling() -> Iterator[None]:
     """On a thread of its own, where nothing is switched on: what is done in the block is compiling."""
-    _state.apart = True
+    _state.compiling = True
     try:
         with torch.no_grad():
             yield
     finally:
-        _state.apart = False
+        _state.compiling = False
 
 
-def apart(function: Callable[[], T]) -> T:
+def isolated(function: Callable[[], T]) -> T:
     """Call a function on a thread of its own, where nothing is switched on. For compiling: that uses modes itself.
 
     The collector stays off: a finaliser of the user's that needs a value could not be served on that thread. The thread
@@ -102,15 +97,15 @@ def apart(function: Callable[[], T]) -> T:
     return outcome[0]
 
 
-def is_apart() -> bool:
+def is_compiling() -> bool:
     """Whether a backend compiles on this thread."""
-    return getattr(_state, "apart", False)
+    return getattr(_state, "compiling", False)
 
 
-def refuse_apart() -> None:
+def refuse_while_compiling() -> None:
     """Raise if a backend asks for a value on device 'tarry' while it compiles: the step it compiles has to come
     first."""
-    if is_apart():
+    if is_compiling():
         raise TarryError(
             "a value on device 'tarry' was asked for while a backend compiles. Backends work on the graph they are "
             "given, and on tensors of the real device."

@@ -1,4 +1,4 @@
-"""A compiled program in the runtime's hands: from a recorded batch to the backend's function and back to the storages.
+"""A compiled program: from a recorded batch to the backend's function and back to the storages.
 
 What is the same for all backends is here: data of their own, operators that they do not know, the check of their
 results, and what their faults are turned into. A backend only sees graphs, data and numbers.
@@ -6,7 +6,7 @@ results, and what their faults are turned into. A backend only sees graphs, data
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -19,45 +19,41 @@ from tarry.config import config
 from tarry.errors import BackendError, FallbackError
 from tarry.ir.evaluate import run_node
 from tarry.ir.graph import Graph, Node, Value, producers
+from tarry.ir.sizes import Symbols
 from tarry.ir.text import node_text
 from tarry.native import C
 from tarry.passes.split import Split
+from tarry.runtime.compile.computations import Build, Sizes
 from tarry.runtime.data import as_typed, converts, empty, opaque_inputs, opaque_results, ordinal_of, real_device
 from tarry.runtime.dispatch import PlainDispatch, uninterrupted
 
 _UNGUARDED: AbstractContextManager[None] = nullcontext()
 
 
-class CompiledProgram:
+class Program:
     """A compiled program, in parts if the backend does not know all its operators."""
 
     def __init__(
-        self,
-        backend: Backend,
-        graph: Graph,
-        make: Callable[[Graph], Computation],
-        plain: Callable[[], object],
-        parts: Split | None = None,
+        self, backend: Backend, graph: Graph, build: Build, *, sizes: Sizes | None = None, parts: Split | None = None
     ) -> None:
-        """`make` has the backend compile a graph, or knows better (runtime/computations.py)."""
+        """`sizes`: of a graph whose sizes vary. `parts`: of one that is compiled in two parts."""
         self._backend = backend
         self._graph = graph
-        self._plain = plain
         self._opaque = backend.capabilities.opaque_data
         self._converts = not self._opaque and converts(backend)
         self._unknown = [node for node in graph.nodes if not backend.supports(node)]
         self._whole: Computation | None = None
         self._parts: list[tuple[Part, Computation | None]] = []
         if not self._unknown:
-            self._whole = make(graph) if parts is None else _compile_split(make, graph, parts)
+            self._whole = build.computation(graph, sizes) if parts is None else _compile_split(build, graph, parts)
         else:
             for part in partition(graph, backend.supports):
-                self._parts.append((part, None if part.graph is None else make(part.graph)))
+                self._parts.append((part, None if part.graph is None else build.computation(part.graph)))
         # Outputs that are written into the buffer of the input that they replace.
         self._in_place: dict[int, int] = {}
         for k in sorted(self._whole.in_place) if self._whole else ():
             replaced = graph.replaces[k]
-            assert replaced is not None  # see computations.checked
+            assert replaced is not None  # computations.checked has checked it
             self._in_place[k] = replaced
         self._update = list(self._in_place.values())  # positions of inputs
         self._native = None if self._whole is None or self._converts else self._whole.native
@@ -79,20 +75,20 @@ class CompiledProgram:
                 pieces += ["on the real device:", *(f"  {node_text(node)}" for node in part.nodes)]
         return "\n".join(pieces)
 
-    def run(self, batch: Batch, numbers: list[PythonNumber]) -> None:
-        """Compute a batch and commit the results."""
-        if self._unknown and config.fallback == "error":
-            raise _fallback_error(self._backend, self._unknown[0])
+    def run(self, batch: Batch, symbols: Symbols = ()) -> None:
+        """Compute a batch and commit the results. `symbols`: their values, if sizes vary."""
         if self._native is not None:
-            self.run_native(batch, numbers[len(self._graph.numbers) :])
+            self.run_native(batch, symbols)
+        elif self._unknown and config.fallback == "error":
+            raise _fallback_error(self._backend, self._unknown[0])
         else:
-            self._run_in_python(batch, numbers)
+            self._run_in_python(batch, [*batch.numbers(), *symbols])
 
     def _run_in_python(self, batch: Batch, numbers: list[PythonNumber]) -> None:
         preserve = not self._proven and not self._opaque
         with uninterrupted() if self._in_place else _UNGUARDED:
             try:
-                with PlainDispatch(self._plain):
+                with PlainDispatch():
                     outputs = self._run_opaque(batch, numbers) if self._opaque else self._run(batch, numbers, preserve)
                     self._commit(batch, outputs)
                 self._proven = True
@@ -103,7 +99,7 @@ class CompiledProgram:
                     raise  # an interrupt: the step is still pending
                 self._diagnose(batch, error)
 
-    def accepts(self, symbols: Sequence[int]) -> bool:
+    def accepts(self, symbols: Symbols) -> bool:
         """Whether a program with symbolic sizes is right for these values."""
         accepts = None if self._whole is None else self._whole.accepts
         return accepts is None or accepts(symbols)
@@ -113,7 +109,7 @@ class CompiledProgram:
         """Whether the program runs without Python; it then knows all its operators."""
         return self._native is not None
 
-    def run_native(self, batch: Batch, symbols: Sequence[Any] = ()) -> None:
+    def run_native(self, batch: Batch, symbols: Symbols = ()) -> None:
         """As `run`, for a native program, which reads the numbers itself."""
         try:
             # No signal handler of Python's runs in there. If the step is handed over, it fails later, if at all.
@@ -259,9 +255,9 @@ def _check_count(results: Any, expected: int) -> None:
         raise BackendError(f"it gave {len(results)} results for {expected} outputs")
 
 
-def _compile_split(make: Callable[[Graph], Computation], graph: Graph, parts: Split) -> Computation:
+def _compile_split(build: Build, graph: Graph, parts: Split) -> Computation:
     """A program in two parts, of which the first can run ahead."""
-    early, late = make(parts.early), make(parts.late)
+    early, late = build.computation(parts.early), build.computation(parts.late)
 
     def run(inputs: list[Any], numbers: list[PythonNumber]) -> list[Any]:
         first = early.run([inputs[k] for k in parts.early_takes], numbers)

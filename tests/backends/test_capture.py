@@ -22,7 +22,7 @@ from tarry.ir import parse
 from tarry.ir.evaluate import drawing_from
 from tarry.ir.graph import Graph, Node, Number
 from tarry.passes.split import split
-from tarry.runtime import steps
+from tarry.runtime import variants
 
 USES_DEVICE = True
 _why_not = capture._why_not  # the true one
@@ -119,7 +119,7 @@ class Captured(Backend):
 def _stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(capture, "record", _record)
     monkeypatch.setattr(capture, "_why_not", lambda program: "")
-    monkeypatch.setattr(steps, "split", lambda *graph, little_late: split(*graph, little_late=True))  # as on a GPU
+    monkeypatch.setattr(variants, "split", lambda *graph, little_late: split(*graph, little_late=True))  # as on a GPU
     Recording.made = {}
     yield
     tarry.set_backend("eager")

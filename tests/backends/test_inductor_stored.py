@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks.first_step import copy_installation
-from tarry.backends.base import Computation, Program
+from tarry.backends.base import Computation, Recording
 from tarry.backends.inductor import InductorBackend, why_not
 from tarry.backends.inductor.artifact import ALIGNMENT, Generated, aligning
 from tarry.backends.inductor.settings import settings
@@ -57,10 +57,10 @@ GENERATE = """
 import json, sys
 import torch
 import tarry
-from tarry.runtime import family
+from tarry.runtime import limits
 from tests.support.sized import generate
 
-family.SECONDS = 0.0  # a tiny model, which would not be worth it
+limits.FAMILY_SECONDS = 0.0  # a tiny model, which would not be worth it
 torch.set_num_threads(1)
 tarry.set_backend("inductor", compile="background")
 tokens = []
@@ -141,7 +141,7 @@ def test_a_second_process_generates_with_what_the_first_has_compiled(tmp_path: P
 
 def _compiled(y: torch.Tensor) -> tuple[Computation, Any, Any]:
     batch = C.peek([y])
-    graph = specialize(Program(batch).graph("optimized"), dict(enumerate(batch.numbers())))
+    graph = specialize(Recording(batch).graph("optimized"), dict(enumerate(batch.numbers())))
     return InductorBackend().compile(graph), graph, batch
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import tarry
-from tarry.backends.base import Program
+from tarry.backends.base import Recording
 from tarry.backends.fx import FxProgram
 from tarry.backends.fx.symbolic import SymbolicFxProgram
 from tarry.backends.inductor import InductorBackend, why_not
@@ -54,7 +54,7 @@ def test_native_and_python_agree(program: Callable[[Tensor], Tensor]) -> None:
         y = program(x.to("tarry"))
         batch = C.peek([y])
         numbers = dict(enumerate(batch.numbers()))
-        computation = InductorBackend().compile(specialize(Program(batch).graph("optimized"), numbers))
+        computation = InductorBackend().compile(specialize(Recording(batch).graph("optimized"), numbers))
         assert computation.native is not None
         (by_python,) = computation.run(batch.inputs(), batch.numbers())
         assert torch.equal(y.cpu(), by_python)

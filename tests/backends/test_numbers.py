@@ -14,7 +14,7 @@ import tarry
 from tarry.errors import FallbackError, Unsupported
 from tarry.events import Event, expect, record
 from tarry.ir.graph import Graph, Node, Number, leaves
-from tarry.runtime.steps import MAX_VARIANTS
+from tarry.runtime.limits import MAX_VARIANTS
 from tests.backends.simple import Walking, using
 
 USES_DEVICE = True

@@ -26,7 +26,7 @@ from tarry.ir.graph import Graph, Node, Number
 from tarry.ir.sizes import Symbols, at
 from tarry.ir.text import parse, to_text
 from tarry.ir.verify import verify
-from tarry.runtime import why
+from tarry.runtime.compile import reasons
 from tests.backends.simple import Walking, using
 from tests.support.sized import PROGRAMS, SizedProgram, generate, losses
 
@@ -119,7 +119,7 @@ def step(size: int, *, second: int = 3) -> list[float]:
 
 
 def test_it_is_said_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    why.reasons.forget()
+    reasons.reasons.forget()
     with using(SymbolicWalking()), caplog.at_level(logging.WARNING, logger="tarry"):
         for size in (4, 5, 6, 7):
             step(size)

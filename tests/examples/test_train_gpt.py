@@ -17,7 +17,7 @@ from tarry.backends.inductor import why_not
 from tarry.events import expect
 from tarry.examples import train_gpt
 from tarry.examples.train_gpt import Settings
-from tarry.runtime import why
+from tarry.runtime.compile import reasons
 
 USES_DEVICE = True
 
@@ -160,7 +160,7 @@ def test_activations_are_recomputed_in_the_compiled_graph() -> None:
 
 
 def test_one_line_says_why_when_the_batch_size_changes(caplog: pytest.LogCaptureFixture) -> None:
-    why.reasons.forget()  # a process says so a few times only
+    reasons.reasons.forget()  # a process says so a few times only
     with caplog.at_level(logging.WARNING, "tarry"):
         Training(SMALL).steps(3)
         assert not caplog.messages, "a first graph needs no reason"

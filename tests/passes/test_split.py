@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import tarry
-from tarry.backends.base import Program
+from tarry.backends.base import Recording
 from tarry.ir import Graph, evaluate, verify
 from tarry.ir.layout import VIEW_RULES
 from tarry.ir.text import parse
@@ -37,7 +37,7 @@ def _recorded(optimizer: Callable[..., torch.optim.Optimizer], model: nn.Module)
     with tarry.config.override(cut_after_optimizer=False):
         _step(model, chosen, x)
         batch = C.collect(0)
-        graph = Program(batch).graph("optimized")
+        graph = Recording(batch).graph("optimized")
         numbers = batch.numbers()
         graph = specialize(graph, {k: numbers[k] for k, number in enumerate(graph.numbers) if number.kind != "seed"})
         parts = split(graph, *batch.positions())

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import tarry
 from tarry.errors import BackendError
 from tarry.native import C
-from tarry.runtime.program import CompiledProgram
+from tarry.runtime.program import Program
 from tests.support.threads import on_threads
 
 USES_DEVICE = True
@@ -434,7 +434,7 @@ def _broken() -> tuple[Tensor]:
 def test_a_program_that_fails_where_the_reference_path_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """The values are there all the same, also for what was recorded of the next step already."""
     broken = C.script_program(torch.jit.script(_broken).graph, [], [], [])
-    run = CompiledProgram.run_native
+    run = Program.run_native
     failing: list[bool] = []
 
     def run_native(self: Any, batch: Any, symbols: Any = ()) -> None:
@@ -443,7 +443,7 @@ def test_a_program_that_fails_where_the_reference_path_does_not(monkeypatch: pyt
         else:
             run(self, batch, symbols)
 
-    monkeypatch.setattr(CompiledProgram, "run_native", run_native)
+    monkeypatch.setattr(Program, "run_native", run_native)
 
     def train(fail_at: int) -> list[Tensor]:
         torch.manual_seed(0)

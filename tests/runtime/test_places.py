@@ -14,7 +14,7 @@ import tarry
 from tarry.backends.base import Policy
 from tarry.events import record
 from tarry.native import C
-from tarry.runtime import places
+from tarry.runtime import limits
 from tests.backends.simple import Walking
 from tests.runtime.portable import using
 
@@ -59,7 +59,7 @@ def test_a_list_that_grows_is_compiled_for_a_few_lengths(
         for _ in range(4):
             assert generate(24, mix) == pytest.approx(expected)
             tarry.wait_for_compiles()
-    assert 0 < compiles(seen) <= places.MAX_LENGTHS + 4  # those of the prompt, and of the first tokens
+    assert 0 < compiles(seen) <= limits.MAX_LENGTHS + 4  # those of the prompt, and of the first tokens
     (line,) = [entry.getMessage() for entry in caplog.records if "numbers of inputs" in entry.getMessage()]
     assert "test_places.py:" in line
     assert "torch.cat([cache, new])" in line
@@ -70,7 +70,7 @@ def test_what_comes_many_times_in_a_row_is_compiled_all_the_same(policy: Policy)
     """A model of another depth has as many steps as anybody's: it is not the list of a generation."""
     with using(Walking(), policy), record() as seen:
         for depth in range(2, 16):
-            for _ in range(places.PERSISTENCE + 4):
+            for _ in range(limits.LENGTH_PERSISTENCE + 4):
                 looped([torch.ones(4).to("tarry")] * depth).tolist()
                 tarry.wait_for_compiles()
     assert compiles(seen) >= 14

@@ -19,7 +19,7 @@ from tarry.errors import BackendError, Unsupported
 from tarry.events import Event, record
 from tarry.ir.evaluate import evaluate
 from tarry.ir.graph import Graph, Node, Number
-from tarry.runtime import background
+from tarry.runtime import limits
 from tests.runtime.portable import using
 
 USES_DEVICE = True
@@ -232,7 +232,7 @@ def test_another_backend_takes_over_from_one_that_compiles() -> None:
 
 
 def test_no_more_is_begun_than_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "MAX_WAITING", 2)
+    monkeypatch.setattr(limits, "MAX_QUEUED_JOBS", 2)
     backend = Gated()
     with using(backend, "background"), record() as seen:
         inputs = [torch.ones(size).to("tarry") for size in range(1, 7)]

@@ -11,7 +11,8 @@ import torch
 import tarry
 from tarry.errors import RecompileError, TarryError
 from tarry.events import record
-from tarry.runtime import why
+from tarry.runtime import limits
+from tarry.runtime.compile import reasons
 from tests.backends.simple import Walking
 from tests.runtime.portable import using
 
@@ -20,7 +21,7 @@ USES_DEVICE = True
 
 @pytest.fixture(autouse=True)
 def _nothing_said() -> None:
-    why.reasons.forget()
+    reasons.reasons.forget()
 
 
 def _step(rows: int, columns: int = 3) -> torch.Tensor:
@@ -78,7 +79,7 @@ def test_a_few_lines_of_a_place_and_then_no_more(caplog: pytest.LogCaptureFixtur
         for rows in range(2, 16):
             _step(rows).item()
     lines = [record_.getMessage() for record_ in caplog.records if "recompiling" in record_.getMessage()]
-    assert len(lines) == why.LINES_OF_PLACE + 1
+    assert len(lines) == limits.MAX_REASONS_PER_SITE + 1
     assert all("is f32[" in line for line in lines[:-1])
     assert "only counted" in lines[-1]
 
@@ -105,7 +106,7 @@ def test_a_large_step_is_heard_after_many_small_ones(caplog: pytest.LogCaptureFi
         caplog.clear()
         large(3)
         large(4)
-    assert len(small) == why.LINES + 1
+    assert len(small) == limits.MAX_REASONS + 1
     assert "only counted" in small[-1]
     (line,) = [record_.getMessage() for record_ in caplog.records]
     assert "f32[3, 2] is f32[4, 2] now" in line

@@ -14,7 +14,10 @@ import tarry
 from tarry import _api
 from tarry.backends.base import Policy
 from tarry.events import record
-from tarry.runtime import background, family, varying
+from tarry.runtime import limits
+from tarry.runtime.compile import jobs
+from tarry.runtime.compile.process import CompileProcess
+from tarry.runtime.sizes import template
 from tests.runtime.portable import SizedPortable, using
 
 USES_DEVICE = True
@@ -25,7 +28,7 @@ def _programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setattr(type(tarry.config), "cache_dir", property(lambda self: tmp_path))
     with tarry.config.override(store=True):
         yield tmp_path / "programs"
-    _api._runtime._compiles._process.close()
+    _api._runtime._engine.compiler._process.close()
 
 
 def _steps(sizes: range | list[int], *, wait: bool = False) -> None:
@@ -44,8 +47,8 @@ def _run(sizes: range | list[int], policy: Policy, backend: SizedPortable | None
 
 
 def test_another_process_compiles_for_all_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(family, "PATIENCE", 2)
-    monkeypatch.setattr(family, "SECONDS", 0.0)
+    monkeypatch.setattr(limits, "FAMILY_RUNS", 2)
+    monkeypatch.setattr(limits, "FAMILY_SECONDS", 0.0)
     backend = SizedPortable(diary=tmp_path / "diary")
     kinds = _run(range(4, 12), "background", backend)
     assert kinds["compile"] == 1
@@ -58,7 +61,7 @@ def test_another_process_compiles_for_all_sizes(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("policy", ["wait", "background"])
 def test_the_next_process_compiles_nothing(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     """And need not wait until it has seen many sizes: that there is a program is noted."""
-    monkeypatch.setattr(family, "SECONDS", 0.0)
+    monkeypatch.setattr(limits, "FAMILY_SECONDS", 0.0)
     first = _run([4, 5, *range(6, 45)] if policy == "background" else [4, 5, 6], policy)
     assert first["compile"] == (1 if policy == "background" else 2)
     second = _run([4, *range(8, 20)], policy)
@@ -70,9 +73,9 @@ def test_the_next_process_compiles_nothing(policy: Policy, monkeypatch: pytest.M
 
 
 def test_a_program_is_not_loaded_for_less_than_it_is_worth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(family, "SECONDS", 0.0)
+    monkeypatch.setattr(limits, "FAMILY_SECONDS", 0.0)
     assert _run([4, 5, *range(6, 45)], "background")["compile"] == 1
-    monkeypatch.setattr(family, "SECONDS", 1000.0)
+    monkeypatch.setattr(limits, "FAMILY_SECONDS", 1000.0)
     again = _run(range(4, 20), "background")
     assert (again["store_hit"], again["compile"], again["reference"]) == (0, 0, 16)
 
@@ -81,17 +84,17 @@ def test_a_template_is_looked_for_when_it_pays(monkeypatch: pytest.MonkeyPatch) 
     """Until then, sizes that come again are not compiled for themselves either: there may be a program for all."""
     looked: list[int] = []
 
-    def find_template(examples: Sequence[Sequence[int]], ranks: Sequence[int]) -> varying.Template | None:
+    def find_template(examples: Sequence[Sequence[int]], ranks: Sequence[int]) -> template.Template | None:
         looked.append(len(examples))
         return original(examples, ranks)
 
-    original = varying.find_template
-    monkeypatch.setattr(varying, "find_template", find_template)
-    monkeypatch.setattr(family, "SECONDS", 1000.0)
+    original = template.find_template
+    monkeypatch.setattr(template, "find_template", find_template)
+    monkeypatch.setattr(limits, "FAMILY_SECONDS", 1000.0)
     early = _run([4, 5, 4, 5, 6, 5, 4], "background")
     assert (looked, early["reference"], early["compile"]) == ([], 7, 0)
-    monkeypatch.setattr(family, "SECONDS", 0.0)
-    monkeypatch.setattr(family, "PATIENCE", 2)
+    monkeypatch.setattr(limits, "FAMILY_SECONDS", 0.0)
+    monkeypatch.setattr(limits, "FAMILY_RUNS", 2)
     late = _run([4, 5, 4, 5, 6, 5, 4, 7], "background")
     assert looked == [2]
     assert late["compile"] == 1
@@ -99,8 +102,8 @@ def test_a_template_is_looked_for_when_it_pays(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_sizes_that_vary_by_no_rule_are_compiled_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(family, "SECONDS", 0.0)
-    monkeypatch.setattr(varying, "find_template", lambda examples, ranks: None)
+    monkeypatch.setattr(limits, "FAMILY_SECONDS", 0.0)
+    monkeypatch.setattr(template, "find_template", lambda examples, ranks: None)
     kinds = _run([4, 5, 4, 5, 6, 4, 5, 6, 6], "background")
     assert kinds["compile"] == 3
 
@@ -126,34 +129,34 @@ def test_without_a_store_nothing_is_noted(programs: Path) -> None:
 
 def test_a_job_makes_breaks_unless_somebody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(background.time, "sleep", pauses.append)
-    jobs = background.Background(lambda: None)
+    monkeypatch.setattr(jobs.time, "sleep", pauses.append)
+    queue = jobs.Background(CompileProcess())
 
     def work() -> int:
         total = sum(k * k for k in range(200_000))
-        background.breathe()
+        jobs.yield_to_user()
         return total
 
-    job = jobs.submit(work)
+    job = queue.submit(work)
     while not job.done:
         pass
     assert len(pauses) == 1
-    assert 0 < pauses[0] <= background.MAX_PAUSE
+    assert 0 < pauses[0] <= limits.MAX_PAUSE
     assert job.result == sum(k * k for k in range(200_000))
 
 
 def test_who_waits_is_not_kept_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(background.time, "sleep", pauses.append)
-    monkeypatch.setattr(background, "_waiters", 1)
-    jobs = background.Background(lambda: None)
-    jobs.submit(background.breathe)
-    assert jobs.wait(60)
+    monkeypatch.setattr(jobs.time, "sleep", pauses.append)
+    monkeypatch.setattr(jobs, "_waiters", 1)
+    queue = jobs.Background(CompileProcess())
+    queue.submit(jobs.yield_to_user)
+    assert queue.wait(60)
     assert not pauses
 
 
 def test_breathing_is_for_jobs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(background.time, "sleep", pauses.append)
-    background.breathe()
+    monkeypatch.setattr(jobs.time, "sleep", pauses.append)
+    jobs.yield_to_user()
     assert not pauses

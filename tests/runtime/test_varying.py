@@ -11,7 +11,7 @@ import tarry
 from tarry.events import expect
 from tarry.ir.sizes import Polynomial, fit
 from tarry.native import C
-from tarry.runtime.varying import exemplary, find_template
+from tarry.runtime.sizes.template import exemplary, find_template
 
 
 def outline(*tensors: torch.Tensor):  # type: ignore[no-untyped-def]

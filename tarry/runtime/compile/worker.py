@@ -1,6 +1,6 @@
-"""The process that compiles for another one, started by runtime/remote.py as `python -m tarry.runtime.worker`.
+"""The process that compiles for another one, started by `process.py` as `python -m tarry.runtime.compile.worker`.
 
-It is given graphs as text and gives back programs as bytes (`Computation.artifact`), at a low priority. It ends
+It takes graphs as text and gives back programs as bytes (`Computation.artifact`), at a low priority. It ends
 when it has had nothing to do for a while, and at once when the process is gone that started it.
 """
 
@@ -20,14 +20,10 @@ from tarry.backends.base import Backend, Computation
 from tarry.errors import IRError, Unsupported
 from tarry.ir.graph import Graph
 from tarry.ir.text import parse
+from tarry.runtime import limits
+from tarry.runtime.compile.messages import receive, send
 from tarry.runtime.dispatch import compiling
-from tarry.runtime.messages import receive, send
 from tarry.store import pack, unpack
-
-IDLE_SECONDS = 120.0
-NICENESS = 10
-"""A tenth of the weight of others: what a program loses at most whose threads need all processors. With less, a compile
-on a busy machine would take for ever."""
 
 
 def answer(request: bytes) -> bytes:
@@ -69,7 +65,7 @@ def main() -> None:
     send(replies, pack({"outcome": "ready"}))
     while True:
         try:
-            request = requests.get(timeout=IDLE_SECONDS)
+            request = requests.get(timeout=limits.WORKER_IDLE_SECONDS)
         except queue.Empty:
             return
         send(replies, answer(request))
@@ -78,9 +74,9 @@ def main() -> None:
 def _stand_back() -> None:
     """Take a low priority. Where the kernel shares processors between sessions first (autogroups), a process's own
     priority counts within its session only; so that of the session, which is ours alone, is lowered as well."""
-    os.nice(NICENESS)
+    os.nice(limits.WORKER_NICENESS)
     with suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(NICENESS))
+        Path("/proc/self/autogroup").write_text(str(limits.WORKER_NICENESS))
 
 
 def _listen(requests: queue.SimpleQueue[bytes]) -> None:

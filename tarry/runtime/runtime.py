@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -22,20 +21,17 @@ import torch
 
 from tarry import events
 from tarry.backends import registry
-from tarry.backends.base import Backend, Policy, Program, Step
+from tarry.backends.base import Backend, Batch, Policy, Recording
 from tarry.config import COMPILE_POLICIES, config
 from tarry.errors import BackendError, FallbackError, TarryError
 from tarry.ir.raw import RawGraph
-from tarry.runtime.cache import ProgramCache
+from tarry.native import C
+from tarry.runtime import limits
+from tarry.runtime.choose import default_name, instance, is_importing_torch
 from tarry.runtime.closures import StepClosures
-from tarry.runtime.compiles import Compiles
 from tarry.runtime.data import evacuate, ordinal_of, read_stand_in
-from tarry.runtime.dispatch import PlainDispatch, is_apart, profiled, refuse_apart
-from tarry.runtime.family import FamilyStep
-from tarry.runtime.places import Places
-from tarry.runtime.policy import GraphStep
-from tarry.runtime.steps import CompiledStep
-from tarry.runtime.varying import AnySizes, Families, Family
+from tarry.runtime.dispatch import PlainDispatch, is_compiling, profiled, refuse_while_compiling
+from tarry.runtime.engine import Engine
 
 _log = logging.getLogger("tarry")
 
@@ -43,21 +39,17 @@ _log = logging.getLogger("tarry")
 class Runtime:
     """The state of the runtime: the backend, its compiled programs, and the closures that wait for a step's end."""
 
-    def __init__(self, native: Any) -> None:
-        self._native = native
+    def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._cache = ProgramCache()
-        self._sizes = Families()
-        self._places = Places()
+        self._engine = Engine()
         self._closures = StepClosures()
         self._backend: Backend | None = None
         self._in_flight = False
         self._choosing = threading.local()
-        self._compiles = Compiles(native.PlainDispatch)
         self.generation = 0
         """Grows when all programs are forgotten: what was prepared for the old backend is void then."""
-        self.observer: Callable[[Any], None] | None = None
-        """Is shown each batch before it runs."""
+        self.observer: Callable[[C.Batch], None] | None = None
+        """Called with each batch before it runs."""
         self.after_landing: Callable[[], None] = lambda: None
         """Called when a step is computed, or has failed, before its error is raised."""
         self.closures_added = 0
@@ -73,13 +65,13 @@ class Runtime:
         """Choose on first use. Without the lock: importing a compiler takes Python's import locks, and another thread
         that holds one of those may run a finaliser that needs a value. A finaliser that runs in the middle of that very
         import must not conclude that the compiler does not work: the reference path serves it."""
-        if getattr(self._choosing, "now", False) or _is_importing_torch():
+        if getattr(self._choosing, "now", False) or is_importing_torch():
             return registry.find("eager")()
         self._choosing.now = True
         try:
             device = os.environ.get("TARRY_DEVICE")
-            name = os.environ.get("TARRY_BACKEND") or _default_name(device)
-            chosen = _instance(name, device)
+            name = os.environ.get("TARRY_BACKEND") or default_name(device)
+            chosen = instance(name, device)
             with self._lock:
                 if self._backend is None:
                     self.set_backend(chosen, device)
@@ -95,12 +87,12 @@ class Runtime:
         compile_: Policy | None = None,
     ) -> None:
         """Change the backend. What is pending is computed by the old one first; live tensors move to the new device."""
-        refuse_apart()
+        refuse_while_compiling()
         if compile_ is not None and compile_ not in COMPILE_POLICIES:
             raise ValueError(
                 f'tarry.set_backend: compile is None, "wait", "background" or "never", not {compile_!r}'
             )
-        chosen = _instance(_default_name(device) if backend is None else backend, device)
+        chosen = instance(default_name(device) if backend is None else backend, device)
         with self._alone():
             old = self._backend
             if old is not None:
@@ -109,13 +101,11 @@ class Runtime:
                     self.sync_all("set_backend")
                 except TarryError as error:  # the new backend computes what the old one could not
                     events.emit("error", stage="set_backend", backend=old.name, error=repr(error))
-                self._compiles.forget()
+                self._engine.compiler.forget()
                 self._retire(old)
-            self._cache.clear()
-            self._sizes.clear()
-            self._places.clear()
+            self._engine.clear()
             self.generation += 1
-            self._native.forget_speculations()
+            C.forget_speculations()
             try:
                 self._start(chosen, device if chosen is backend else None, old)
             except BaseException:
@@ -123,14 +113,14 @@ class Runtime:
                 if old is not None and old is not chosen:
                     self._start(old, None, None)  # its data were moved out: it begins anew
                 raise
-            self._compiles.chosen = compile_
+            self._engine.compiler.chosen = compile_
 
     def _start(self, backend: Backend, device: str | None, before: Backend | None) -> None:
         was_on = backend.device
         try:
             if device is not None:
                 backend.device = device
-            with PlainDispatch(self._native.PlainDispatch):
+            with PlainDispatch():
                 backend.setup()
             self._place(backend, before)
         except BaseException:
@@ -138,13 +128,13 @@ class Runtime:
             raise
         self._backend = backend
         if torch.device(backend.device).type == "cpu" and config.kept_memory and not _malloc_is_set():
-            self._native.keep_freed_memory(config.kept_memory)
+            C.keep_freed_memory(config.kept_memory)
 
     def _retire(self, backend: Backend) -> None:
         """A backend goes. One that fails at that must not be in the way of the next."""
-        evacuate(backend, self._native.PlainDispatch)
+        evacuate(backend)
         try:
-            with PlainDispatch(self._native.PlainDispatch):
+            with PlainDispatch():
                 backend.teardown()
         except Exception as error:
             events.emit("error", stage="teardown", backend=backend.name, error=repr(error))
@@ -153,18 +143,17 @@ class Runtime:
     def _place(self, backend: Backend, before: Backend | None) -> None:
         """Put the backend's real devices behind tarry:0, tarry:1, ..."""
         devices = list(backend.devices())
-        native = self._native
-        if len(devices) != native.device_count() and not native.is_used():
-            native.set_device_count(len(devices))
-        if not 0 <= backend.default_ordinal < native.device_count():
+        if len(devices) != C.device_count() and not C.is_used():
+            C.set_device_count(len(devices))
+        if not 0 <= backend.default_ordinal < C.device_count():
             raise BackendError(
                 f"backend {backend.name!r}: default_ordinal is {backend.default_ordinal}, but there are "
-                f"{native.device_count()} devices 'tarry:0', ..."
+                f"{C.device_count()} devices 'tarry:0', ..."
             )
-        for index in range(native.device_count()):
-            native.set_real_device(index, devices[min(index, len(devices) - 1)])
+        for index in range(C.device_count()):
+            C.set_real_device(index, devices[min(index, len(devices) - 1)])
         if backend.default_ordinal != (before.default_ordinal if before is not None else 0):
-            native.set_device(backend.default_ordinal)
+            C.set_device(backend.default_ordinal)
 
     def seed(self, value: int) -> None:
         """`torch.manual_seed` was called; a backend that is not chosen yet has nothing to seed."""
@@ -185,19 +174,19 @@ class Runtime:
     def close(self) -> None:
         """The process ends: closures finish, what is pending or being compiled is dropped, the backend torn down."""
         self._closures.finish()
-        self._compiles.close()
+        self._engine.compiler.close()
         try:
             self._land_last()
-            for text in self._native.owed_errors():
+            for text in C.owed_errors():
                 _log.error("tarry: a step failed, and no thread has asked for its values since: %s", text)
         finally:
-            self._native.stop_executors()
+            C.stop_executors()
             if self._backend is not None:
                 self._backend.teardown()
 
     def _land_last(self) -> None:
         """The last step must not fail unseen. Another thread may be in the middle of a step, and will never go on."""
-        if not self._native.in_bad_fork() and self._lock.acquire(timeout=1.0):
+        if not C.in_bad_fork() and self._lock.acquire(timeout=limits.EXIT_SECONDS):
             try:
                 self._land_all()
             finally:
@@ -207,29 +196,29 @@ class Runtime:
 
     def sync_all(self, reason: str, *, awaited: bool = True) -> None:
         """Compute everything that is pending on any device."""
-        for device in range(self._native.device_count()):
+        for device in range(C.device_count()):
             self.sync(reason, device, awaited=awaited)
 
     def sync(self, reason: str, device: int = 0, *, awaited: bool = True) -> None:
         """Compute everything that is pending on a device; if that is not awaited, perhaps while this thread goes on."""
-        refuse_apart()
+        refuse_while_compiling()
         backend = self.backend  # before the lock: see _choose
         try:
             with self._lock:  # as _alone(), without what a context manager in Python costs
                 if self._in_flight:
                     raise _in_mid_step()
                 backend = self._backend or backend
-                if awaited or not self._native.is_in_flight(device):
+                if awaited or not C.is_in_flight(device):
                     self._land(device)
-                    batch = self._native.collect(device)
+                    batch = C.collect(device)
                     if batch is not None:
                         if self.observer is not None:
                             self.observer(batch)
                         batch.unawaited = not awaited
                         self._serve(backend, batch, reason)
-            self._native.raise_owed()
+            C.raise_owed()
         except Exception:
-            if not self._native.pending(device):  # the step is done, but for what has failed
+            if not C.pending(device):  # the step is done, but for what has failed
                 self._closures.run(failed=True)
             raise
         self._closures.run()
@@ -237,7 +226,7 @@ class Runtime:
     def _land(self, device: int) -> None:
         """Wait for the step in the air. If it failed, it is computed by the reference path, and its error raised here.
         The lock is held."""
-        failed = self._native.finish_step(device)
+        failed = C.finish_step(device)
         if failed is None:
             self.after_landing()
             return
@@ -259,21 +248,21 @@ class Runtime:
         """Wait for steps that were handed over, and raise their errors."""
         with self._alone():
             self._land_all()
-        self._native.raise_owed()
+        C.raise_owed()
 
     def _land_all(self) -> None:
-        for device in range(self._native.device_count()):
+        for device in range(C.device_count()):
             self._land(device)
 
-    def replay(self, replay: Any, arguments: list[Any], numbers: list[float]) -> list[torch.Tensor] | str:
+    def replay(self, replay: C.Replay, arguments: list[Any], numbers: list[float]) -> list[torch.Tensor] | str:
         """Run a step that was recorded before (`C.Replay`) again, with these numbers for those that it is to be given.
         Gives its results, or why it cannot be run now."""
-        refuse_apart()
+        refuse_while_compiling()
         with self._lock:
             if self._in_flight:
                 raise _in_mid_step()
             self._land(replay.batch.device)
-            if self._native.pending(replay.batch.device):
+            if C.pending(replay.batch.device):
                 self.sync("before a replay", replay.batch.device)
             results: list[torch.Tensor] | str = replay.arm(arguments, numbers)
             if isinstance(results, str):
@@ -283,8 +272,8 @@ class Runtime:
         self._closures.run()
         return results
 
-    def _serve(self, backend: Backend, batch: Any, reason: str) -> None:
-        """Have a batch computed, by the program that was compiled for its like. The lock is held."""
+    def _serve(self, backend: Backend, batch: Batch, reason: str) -> None:
+        """Compute a batch. The lock is held."""
         start = perf_counter()
         operations = batch.num_operations  # its nodes are not ours any more when it is handed over
         collects = gc.isenabled()
@@ -298,25 +287,17 @@ class Runtime:
                 gc.enable()
         events.emit("sync", reason=reason, operations=operations, seconds=perf_counter() - start)
 
-    def _compute(self, backend: Backend, batch: Any) -> None:
-        step = self._cache.find(batch) or self._sizes.find(batch)
-        if step is None:
-            step = self._new_step(backend, batch)
-        elif getattr(step, "ready", True):
-            events.emit("cache_hit")
-        start = perf_counter()
+    def _compute(self, backend: Backend, batch: Batch) -> None:
         try:
-            profiled("tarry::execute", step, batch)
-        except BaseException as error:
-            events.emit("error", stage="execute", backend=self.backend.name, error=repr(error))
+            self._engine.compute(backend, batch)
+        except BaseException:
             self.after_landing()
             raise
-        events.emit("execute", seconds=perf_counter() - start)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Wait for a step that another thread runs; a step of this thread's own cannot be waited for."""
-        refuse_apart()
+        refuse_while_compiling()
         with self._lock:
             if self._in_flight:
                 raise _in_mid_step()
@@ -325,79 +306,17 @@ class Runtime:
     def peek(self, tensors: list[torch.Tensor]) -> RawGraph:
         """The raw graph behind some tensors."""
         with self._alone():
-            raw: RawGraph = self._native.peek(tensors).raw()
-            return raw
-
-    def _new_step(self, backend: Backend, batch: Any) -> Step:
-        """A step for a structure that is met for the first time."""
-        policy = self._compiles.policy(backend)
-        if policy != "never":
-            self._compiles.refuse_new(batch)
-        start = perf_counter()
-        family = self._sizes.family
-        step = backend.prepare(Program(batch))
-        if step is not None:
-            events.emit(
-                "compile",
-                backend=backend.name,
-                key=batch.key,
-                operations=batch.num_operations,
-                seconds=perf_counter() - start,
-                reason="",
-            )
-            if family is not None:
-                family.step = AnySizes(step)
-                return step
-        elif family is not None and self._varies(backend, batch, family):
-            return self._sized_step(backend, batch, family)
-        else:
-            step = self._graph_step(backend, family)
-            if policy == "wait":
-                step.compile_now(batch)
-        self._cache.keep(batch, step, config.max_cached_programs)
-        return step
-
-    def _graph_step(self, backend: Backend, family: Family | None, *, refused: bool = False) -> GraphStep:
-        """A step for batches of the same sizes. `refused`: the program of their family is not right for them."""
-
-        def instead(batch: Any) -> Step | None:
-            covered = None if refused or family is None else self._sizes.find(batch)  # by now, perhaps
-            if covered is None and family is not None:
-                return family.crowded(batch)
-            return covered
-
-        made = family.count if family is not None else lambda: None
-        return GraphStep(self._compiles, backend, instead, made, self._places)
-
-    def _varies(self, backend: Backend, batch: Any, family: Family) -> bool:
-        """Whether a batch, for which its family has no step, is to be computed by one for several sizes."""
-        if not (backend.capabilities.symbolic_sizes and config.symbolic_sizes):
-            return False
-        if family.template is None and family.examples and family.may_vary:
-            return True  # the second member of it that is met; the step will look for a template when it pays
-        return self._sizes.note(batch)
-
-    def _sized_step(self, backend: Backend, batch: Any, family: Family) -> Step:
-        """The step for a batch and others of its family."""
-
-        def otherwise(batch: Any, *, refused: bool) -> Step:
-            step = self._graph_step(backend, family, refused=refused)
-            self._cache.keep(batch, step, config.max_cached_programs)
-            return step
-
-        family.step = FamilyStep(self._compiles, backend, family, otherwise)
-        found = self._sizes.find(batch)
-        assert found is not None  # the template, if there is one, was made from this batch
-        return found
+            return C.peek(tensors).raw()
 
     def compiled_text(self, tensors: list[torch.Tensor]) -> str:
         """What the backend makes of the graph behind some tensors, as text. Compiles it, runs nothing."""
         with self._alone():
-            backend, batch = self.backend, self._native.peek(tensors)
-            step = backend.prepare(Program(batch)) or GraphStep(self._compiles, backend).compile_now(batch)
-        if not isinstance(step, CompiledStep):
-            return f"backend {backend.name!r} runs this graph as it was recorded:\n{Program(batch).graph('recorded')}"
-        return step.text()
+            backend, batch = self.backend, C.peek(tensors)
+            text = self._engine.text(backend, batch)
+        if text is None:
+            recorded = Recording(batch).recorded
+            return f"backend {backend.name!r} runs this graph as it was recorded:\n{recorded}"
+        return text
 
     def materialise(self, tensors: Iterable[torch.Tensor]) -> None:
         """Compute what is pending if any of these tensors is; all that is pending if none is given."""
@@ -409,7 +328,7 @@ class Runtime:
             self.sync_all("sync")
         for tensor in chosen:
             if tensor.device.type == "tarry":
-                self._native.materialise(tensor)
+                C.materialise(tensor)
 
     def wait(self) -> None:
         """Wait for what is in flight, step closures among it."""
@@ -420,11 +339,11 @@ class Runtime:
 
     def wait_for_compiles(self, timeout: float | None = None) -> bool:
         """Wait until nothing is being compiled in the background; False if that took longer."""
-        return self._compiles.wait(timeout)
+        return self._engine.compiler.wait(timeout)
 
     def no_recompile(self) -> AbstractContextManager[None]:
         """Within the block, a step that has no program raises."""
-        return self._compiles.forbid.block()
+        return self._engine.compiler.no_recompile.block()
 
     # ---- step closures
 
@@ -443,14 +362,14 @@ class Runtime:
 
     def _is_inside_step(self) -> bool:
         """Whether this thread computes or compiles a step; if another does, wait for it."""
-        if is_apart():
+        if is_compiling():
             return True
         with self._lock:
             return self._in_flight
 
     def on_read(self, stand_in: torch.Tensor) -> torch.Tensor:
         """The real tensor for one that stands in for data of the backend's own."""
-        return read_stand_in(stand_in, self._native.PlainDispatch)
+        return read_stand_in(stand_in)
 
     def on_fallback(self, op: str, reason: str, file: str, line: int) -> None:
         """An operator is about to run eagerly."""
@@ -471,47 +390,6 @@ def _in_mid_step() -> TarryError:
     )
 
 
-def _default_name(device: str | None) -> str:
-    name, why_not = registry.default(device or "cpu")
-    if why_not:
-        warnings.warn(f"tarry: {why_not}; using backend {name!r}.", stacklevel=3)
-    return name
-
-
-def _is_importing_torch() -> bool:
-    """Whether a module of torch's compilers is being imported right now, by any thread."""
-    modules = [sys.modules.get(name) for name in ("torch._inductor", "torch._inductor.compile_fx", "torch._dynamo")]
-    return any(getattr(getattr(module, "__spec__", None), "_initializing", False) for module in modules)
-
-
 def _malloc_is_set() -> bool:
     """Whether the user has chosen settings of the C library's allocator."""
     return any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
-
-
-def _instance(backend: str | Backend | Callable[..., Any], device: str | None) -> Backend:
-    if isinstance(backend, str):
-        factory = registry.find(backend)
-        made = factory() if device is None else factory(device=device)
-        if not isinstance(made, Backend):
-            raise BackendError(f"backend {backend!r}: its factory gave {made!r}, which is not a tarry.Backend")
-    elif isinstance(backend, Backend):
-        made = backend
-    elif callable(backend) and not isinstance(backend, type):
-        made = registry.adapt(backend, **({} if device is None else {"device": device}))
-    else:
-        raise BackendError(
-            f"tarry.set_backend takes a name, a tarry.Backend instance or a torch.compile backend, not {backend!r}"
-        )
-    devices = made.devices() if device is None else (device,)
-    for name in devices:
-        kinds = made.capabilities.device_types
-        try:
-            real = torch.device(name)
-        except RuntimeError:
-            real = None
-        if real is None or real.type not in kinds:
-            raise BackendError(f"backend {made.name!r} does not run on {str(name)!r}; it runs on {', '.join(kinds)}")
-        if real.type == "cuda" and not torch.cuda.is_available():
-            raise BackendError(f"backend {made.name!r}: there is no CUDA device here; use device='cpu'")
-    return made

@@ -1,4 +1,4 @@
-"""Graphs are compiled one after the other, on threads beside the program."""
+"""Jobs in the background: graphs are compiled one after the other, on threads beside the user's."""
 
 from __future__ import annotations
 
@@ -11,34 +11,29 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Generic, TypeVar
 
+from tarry.runtime import limits
+from tarry.runtime.compile.process import CompileProcess, StoppedError
 from tarry.runtime.dispatch import compiling
-from tarry.runtime.remote import StoppedError
 
 T = TypeVar("T")
-IDLENESS = 10.0
-"""For how long a job leaves the interpreter alone, in terms of the time for which it has had it. The program's thread
-gives the interpreter away at each call of an operator, and gets it back only when the other thread lets go of it."""
-MAX_PAUSE = 0.1
-MAX_WAITING = 64
-"""Jobs that may wait. A program that makes graphs faster than they can be compiled is not helped by more."""
 
 
 class _Stop(BaseException):
-    """The process ends, or the backend is gone: nobody wants the program that is being made."""
+    """The process ends, or the backend is gone: the program that is being made has no use any more."""
 
 
 _working = threading.local()
-_waiters = 0  # threads that wait for a job: there is no point in being polite to them
+_waiters = 0  # threads that wait for a job: it makes no pauses then
 
 
-def breathe() -> None:
-    """Between two pieces of a job, on its thread: let the program have the interpreter for a while. A job that works
-    without a break would stop the program for as long as it takes."""
+def yield_to_user() -> None:
+    """Between two pieces of a job, on its thread: let the user's thread have the interpreter for a while. A job that
+    works without a pause would stop the user's program for as long as it takes."""
     since = getattr(_working, "since", None)
     if since is None:
         return
     if not _waiters:
-        time.sleep(min(MAX_PAUSE, IDLENESS * (time.thread_time() - since)))
+        time.sleep(min(limits.MAX_PAUSE, limits.IDLENESS * (time.thread_time() - since)))
     _working.since = time.thread_time()
 
 
@@ -53,7 +48,7 @@ class _Waiting:
 
 
 class Job(Generic[T]):
-    """Something that is being compiled: `done`, then either `result` or `error`."""
+    """Work for the background: `done`, then either `result` or `error`."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._work: Callable[[], T] | None = work
@@ -85,7 +80,7 @@ class Job(Generic[T]):
             self._finished.set()
 
     def cancel(self) -> None:
-        """It will not be run."""
+        """Do not run it."""
         self._work = None
         self.error = _Stop()
         self._finished.set()
@@ -94,9 +89,9 @@ class Job(Generic[T]):
 class Background:
     """Jobs in the order in which they came, one at a time."""
 
-    def __init__(self, interrupt: Callable[[], None]) -> None:
-        """`interrupt` ends what the running job waits for, if it can be ended."""
-        self._interrupt = interrupt
+    def __init__(self, process: CompileProcess) -> None:
+        """`process` is what the running job may wait for."""
+        self._process = process
         self._reset()
 
     def _reset(self) -> None:
@@ -104,10 +99,10 @@ class Background:
         self._waiting: deque[Job[object]] = deque()
         self._running: Job[object] | None = None
         self._thread: threading.Thread | None = None
-        self._process = os.getpid()
+        self._owner = os.getpid()
 
     def submit(self, work: Callable[[], T]) -> Job[T]:
-        """Have something done."""
+        """Do some work when its turn comes."""
         job = Job(work)
         with self._changed:
             self._waiting.append(job)  # type: ignore[arg-type]
@@ -121,30 +116,31 @@ class Background:
             return self._changed.wait_for(lambda: not self._waiting and self._running is None, timeout)
 
     @property
-    def crowded(self) -> bool:
-        return len(self._waiting) >= MAX_WAITING
+    def full(self) -> bool:
+        """Whether so much waits that more had better not."""
+        return len(self._waiting) >= limits.MAX_QUEUED_JOBS
 
     def forget(self) -> None:
         """Drop what is waiting, and wait for what is running: its backend is about to go."""
-        if self._process != os.getpid() or not self._drop():
+        if self._owner != os.getpid() or not self._drop():
             return
-        self._interrupt()
-        while not self.wait(0.1):
-            self._interrupt()  # it may have begun to wait just now
+        self._process.interrupt()
+        while not self.wait(limits.STOP_POLL_SECONDS):
+            self._process.interrupt()  # the job may have begun to wait just now
 
-    def close(self, timeout: float = 1.0) -> None:
-        """The process ends. A thread that is still compiling then would be stopped anywhere, perhaps in a destructor of
-        C++, which takes the process with it; so it is asked to stop, and given a moment."""
-        if self._process != os.getpid() or not self._drop():
+    def close(self) -> None:
+        """The process ends. Python would stop a thread that is still compiling anywhere, perhaps in a destructor of
+        C++, which takes the process with it; so interrupt the job, and give it a moment."""
+        if self._owner != os.getpid() or not self._drop():
             return
-        self._interrupt()
-        if not self.wait(0.05) and self._thread is not None and self._thread.ident is not None:
+        self._process.interrupt()
+        if not self.wait(limits.EXIT_POLITE_SECONDS) and self._thread is not None and self._thread.ident is not None:
             raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
             raise_in(ctypes.c_ulong(self._thread.ident), ctypes.py_object(_Stop))
-            self.wait(timeout)
+            self.wait(limits.EXIT_SECONDS)
 
     def after_fork(self) -> None:
-        """In the child: the thread has stayed behind, with whatever it held."""
+        """In the child: the thread exists in the parent only, with whatever it held."""
         self._reset()
 
     def _drop(self) -> bool:

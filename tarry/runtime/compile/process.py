@@ -1,6 +1,6 @@
-"""Compiling in another process: one that is started when it is needed, and that this one never waits for at its end.
+"""Compiling in another process (`worker.py`): started when it is needed, killed when this one ends.
 
-Only the thread of `runtime/background.py` asks, so there is one request at a time.
+Only the background's thread (`jobs.py`) asks, so there is one request at a time.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ from tarry.errors import BackendError, Unsupported
 from tarry.ir.graph import Graph
 from tarry.ir.sizes import Symbols
 from tarry.ir.text import to_text
-from tarry.runtime.messages import receive, send
+from tarry.runtime import limits
+from tarry.runtime.compile.messages import receive, send
 from tarry.store import pack, unpack
-
-ATTEMPTS = 2
-"""A worker that dies over a graph may have been killed by chance. One that dies twice would take this process along."""
 
 
 class CannotError(Exception):
@@ -31,7 +29,7 @@ class CannotError(Exception):
 
 
 class StoppedError(Exception):
-    """Nobody wants the program any more."""
+    """The compile was interrupted: its program has no use any more."""
 
 
 class _DiedError(Exception):
@@ -71,7 +69,7 @@ class CompileProcess:
 
     def _ask(self, backend: Backend, request: bytes) -> bytes:
         how = ""
-        for _ in range(ATTEMPTS):
+        for _ in range(limits.WORKER_ATTEMPTS):
             process = self._started()
             try:
                 return _result(backend, self._exchange(process, request))
@@ -95,12 +93,12 @@ class CompileProcess:
             self._kill()
 
     def after_fork(self) -> None:
-        """In the child: the worker is the parent's, and must not be kept alive by our end of its pipe."""
+        """In the child: the worker is the parent's. Close our end of its pipe, so that it ends with the parent."""
         if self._process is not None:
             for pipe in (self._process.stdin, self._process.stdout):
                 if pipe is not None:
                     pipe.close()
-            self._process.returncode = 0  # not ours to wait for
+            self._process.returncode = 0  # the parent waits for it
         self._reset()
 
     @property
@@ -139,7 +137,7 @@ class CompileProcess:
         }
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tarry.runtime.worker"],
+            [sys.executable, "-P", "-m", "tarry.runtime.compile.worker"],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -191,7 +189,7 @@ class CompileProcess:
         if process is not None and process.returncode is None:
             with suppress(OSError, subprocess.TimeoutExpired):
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait(5)  # so that nobody takes it for one that is still there
+                process.wait(limits.WORKER_KILL_SECONDS)  # reap it, so that `poll()` reports it dead
 
 
 def _result(backend: Backend, reply: bytes) -> bytes:

@@ -1,21 +1,17 @@
-"""One line that says why a graph is compiled again, as long as such lines are few."""
+"""Why a graph is compiled again: one line in the log, as long as such lines are few, or an error."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 
+from tarry.errors import RecompileError
 from tarry.ir.difference import alike, difference
 from tarry.ir.graph import Graph
-
-LINES = 8
-"""Reasons that a process prints of steps of about the same size; those after are only counted."""
-LINES_OF_PLACE = 3
-"""Of those, how many may be of one place."""
-REMEMBERED = 64
-"""Graphs that a new one is compared with, one for each sequence of operators; the oldest goes first."""
+from tarry.runtime import limits
 
 _logger = logging.getLogger("tarry")
 
@@ -38,7 +34,7 @@ class KnownGraphs:
         with self._lock:
             self._graphs[key] = recorded
             self._graphs.move_to_end(key)
-            while len(self._graphs) > REMEMBERED:
+            while len(self._graphs) > limits.MAX_KNOWN_GRAPHS:
                 self._graphs.popitem(last=False)
 
     def clear(self) -> None:
@@ -47,28 +43,28 @@ class KnownGraphs:
 
 
 class Reasons:
-    """Which reasons are printed: a few of each place, and a few of steps of about the same size. What many small graphs
-    have to say must not keep the one line from being read that is about the training step."""
+    """Which reasons are printed: a few of each call site, and a few of steps of about the same size. The lines of many
+    small graphs must not displace the one line about the training step."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.forget()
 
     def forget(self) -> None:
-        """As if nothing had been said."""
-        self._of_place: Counter[Hashable] = Counter()
+        """As if no line had been printed."""
+        self._of_site: Counter[Hashable] = Counter()
         self._of_size: Counter[int] = Counter()
         self._closed = False
 
-    def say(self, reason: str, place: Hashable, operations: int) -> None:
+    def say(self, reason: str, site: Hashable, operations: int) -> None:
         """Print why a step is compiled again."""
         if not reason:
             return
         size = operations.bit_length() // 2  # 1 to 3 operators, 4 to 15, 16 to 63, ...
         with self._lock:
-            few = self._of_place[place] < LINES_OF_PLACE and self._of_size[size] < LINES
+            few = self._of_site[site] < limits.MAX_REASONS_PER_SITE and self._of_size[size] < limits.MAX_REASONS
             if few:
-                self._of_place[place] += 1
+                self._of_site[site] += 1
                 self._of_size[size] += 1
             last = not few and not self._closed
             self._closed |= last
@@ -80,3 +76,32 @@ class Reasons:
 
 reasons = Reasons()
 """Those of this process."""
+
+
+class NoRecompile:
+    """How many `tarry.no_recompile()` blocks the process is in, on any thread: graphs belong to the process."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._lock = threading.Lock()
+
+    @property
+    def active(self) -> bool:
+        return self._depth > 0
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        with self._lock:
+            self._depth += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._depth -= 1
+
+    @staticmethod
+    def error(why: str) -> RecompileError:
+        return RecompileError(
+            f"inside tarry.no_recompile(), a step needs a new program: {why}. Nothing is lost: all is still pending, "
+            f"and is computed after the block."
+        )

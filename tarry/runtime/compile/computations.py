@@ -1,58 +1,57 @@
-"""From a graph to a program: out of the store, from the process that compiles for this one, or by the backend here."""
+"""From a graph to a computation: out of the store, from the worker process, or by the backend here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 from tarry import events
-from tarry.backends.base import Backend, Computation, Run
+from tarry.backends.base import Backend, Computation, Recording, Run
 from tarry.config import config
 from tarry.errors import BackendError, Unsupported
 from tarry.ir.graph import Graph
 from tarry.ir.sizes import Symbols
-from tarry.runtime.background import breathe
-from tarry.runtime.remote import CannotError, CompileProcess
+from tarry.runtime import limits
+from tarry.runtime.compile.jobs import yield_to_user
+from tarry.runtime.compile.process import CannotError, CompileProcess
+from tarry.runtime.compile.reasons import reasons
 from tarry.store import Identity, Store, identify, identify_note, identify_range
-
-MAX_RANGES = 3
-"""Programs of one graph for different ranges of sizes. After that many, sizes outside them are compiled one by one."""
 
 _stores: dict[tuple[str, int], Store] = {}
 
 
-def current_store() -> Store | None:
-    """Where programs are kept, as the configuration says at this moment."""
-    if not config.store:
+def store_for(backend: Backend) -> Store | None:
+    """Where the backend's programs are kept, as the configuration says now; None if they cannot leave the process."""
+    if not config.store or not _is_portable(backend):
         return None
-    place = (str(config.cache_dir), config.max_stored_bytes)
-    if place not in _stores:
-        _stores[place] = Store(config.cache_dir / "programs", config.max_stored_bytes)
-    return _stores[place]
+    location = (str(config.cache_dir), config.max_stored_bytes)
+    if location not in _stores:
+        _stores[location] = Store(config.cache_dir / "programs", config.max_stored_bytes)
+    return _stores[location]
+
+
+def _is_portable(backend: Backend) -> bool:
+    """Whether the backend's programs can leave the process."""
+    return type(backend).load is not Backend.load
 
 
 def is_family_stored(backend: Backend, outline: tuple[int, int]) -> bool:
     """Whether a program was stored for steps of this outline whose sizes vary, perhaps of another version or for
     another machine. It takes no graph to find that out."""
-    store = current_store() if is_portable(backend) else None
+    store = store_for(backend)
     return store is not None and store.has(_note(backend, outline))
 
 
 def note_family(backend: Backend, outline: tuple[int, int]) -> None:
     """There is such a program now."""
-    store = current_store() if is_portable(backend) else None
+    store = store_for(backend)
     if store is not None and not store.has(note := _note(backend, outline)):
         store.put(note, b"")
 
 
 def _note(backend: Backend, outline: tuple[int, int]) -> Identity:
     return identify_note(f"steps of outline {outline}", backend.name)
-
-
-def is_portable(backend: Backend) -> bool:
-    """Whether the backend's programs can leave the process."""
-    return type(backend).load is not Backend.load
 
 
 @dataclass(frozen=True)
@@ -64,27 +63,33 @@ class Sizes:
     wanted: Symbols
 
 
-class Maker:
-    """Makes the programs of one step, which may be several, and counts how it came by them."""
+class Build:
+    """Makes the computations of one step, which may be several, and counts where they came from."""
 
-    def __init__(
-        self, backend: Backend, process: CompileProcess | None = None, on_compile: Callable[[], None] = lambda: None
-    ) -> None:
-        """`process`: where to compile, if not here. `on_compile` is called before the first graph that is compiled."""
+    def __init__(self, backend: Backend, recording: Recording, process: CompileProcess | None = None) -> None:
+        """`process`: where to compile, if not here."""
         self._backend = backend
+        self._recording = recording
         self._process = process
-        self._on_compile = on_compile
+        self.reason = ""  # why there is no program yet
+        self.announced = False
         self.compiled = 0
         self.loaded = 0
 
-    def __call__(self, graph: Graph, sizes: Sizes | None = None) -> Computation:
-        store = current_store() if is_portable(self._backend) else None
+    def announce(self, reason: str) -> None:
+        """Print why something is compiled."""
+        self.announced = True
+        reasons.say(reason, self._recording.lines, self._recording.num_operations)
+
+    def computation(self, graph: Graph, sizes: Sizes | None = None) -> Computation:
+        """The computation of a graph. `sizes`: of one whose sizes vary."""
+        store = store_for(self._backend)
         found, free = (None, None) if store is None else self._look_up(store, graph, sizes)
         if found is not None:
             self.loaded += 1
             return found
-        if not self.compiled:
-            self._on_compile()
+        if not self.announced:
+            self.announce(self.reason)
         self.compiled += 1
         remote = self._compile_elsewhere(graph, sizes)
         made = self._compile_here(graph, sizes) if remote is None else self._loaded(graph, remote)
@@ -99,9 +104,9 @@ class Maker:
     ) -> tuple[Computation | None, Identity | None]:
         """The stored program, or where to keep the one that has to be compiled, if there is room for it."""
         for identity in self._identities(graph, sizes):
-            breathe()
+            yield_to_user()
             found = self._stored(store, identity, graph)
-            breathe()
+            yield_to_user()
             if found is None:
                 return None, identity
             if sizes is None or found.accepts is None or found.accepts(sizes.wanted):
@@ -113,7 +118,7 @@ class Maker:
         if sizes is None:
             yield identify(graph, name, fingerprint)
         else:
-            yield from (identify_range(graph, name, fingerprint, number) for number in range(MAX_RANGES))
+            yield from (identify_range(graph, name, fingerprint, number) for number in range(limits.MAX_RANGES))
 
     @cached_property
     def _fingerprint(self) -> str:
@@ -133,7 +138,7 @@ class Maker:
         return checked(self._backend, graph, self._backend.load(graph, data))
 
     def _compile_elsewhere(self, graph: Graph, sizes: Sizes | None) -> bytes | None:
-        if self._process is None or not is_portable(self._backend):
+        if self._process is None or not _is_portable(self._backend):
             return None
         try:
             return self._process.compile(self._backend, graph, None if sizes is None else sizes.exemplary)

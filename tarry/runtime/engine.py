@@ -1,0 +1,329 @@
+"""Computes batches: look up what is known of the graph, decide what to do (`decide.py`), do it. Read `Engine.compute`.
+
+All effects on entries happen here, on the thread that computes, under the runtime's lock. A job in the background only
+makes a program; the batch that finds its job done takes the program over.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, TypeAlias
+
+from tarry import events
+from tarry.backends.base import Backend, Batch, Policy, Recording, Step
+from tarry.config import config
+from tarry.ir.sizes import Symbols
+from tarry.native import C
+from tarry.runtime import limits
+from tarry.runtime.compile.compiler import Compiler
+from tarry.runtime.decide import (
+    COMPILING,
+    NEVER,
+    NEW,
+    NO_FACTS,
+    QUEUE_FULL,
+    CompileNow,
+    Facts,
+    Interpret,
+    RefuseRecompile,
+    Run,
+    Submit,
+    decide,
+)
+from tarry.runtime.dispatch import isolated, profiled
+from tarry.runtime.entry import Entry, EntryCache, Reason, State
+from tarry.runtime.program import Program
+from tarry.runtime.sizes.families import Families, Family
+from tarry.runtime.sizes.sites import Sites
+from tarry.runtime.sizes.variants import SizedRecording
+from tarry.runtime.variants import Variant, Variants
+
+Made: TypeAlias = Variants | Variant
+GraphEntry: TypeAlias = "Entry[Variants | Step]"
+
+
+@dataclass(slots=True)
+class Found:
+    """What a look-up has found for a batch: the entry to decide about, and what to run if it is READY."""
+
+    entry: Entry[Any]
+    program: Program | Reason | None = None
+    symbols: Symbols | None = None
+    """The sizes of the batch, if the entry is a range of sizes of a family."""
+    variants: Variants | None = None
+    """The programs of the graph, if the entry is a set of constants that none of them takes."""
+    certain: bool = False
+    hit: bool = False
+
+
+class Engine:
+    """All that is known of graphs, and the compiler."""
+
+    def __init__(self) -> None:
+        self.compiler = Compiler()
+        self._entries: EntryCache[Variants | Step] = EntryCache()
+        self._families = Families()
+        self._sites = Sites()
+
+    def clear(self) -> None:
+        """Forget all graphs: another backend comes."""
+        self._entries.clear()
+        self._families.clear()
+        self._sites.clear()
+
+    def compute(self, backend: Backend, batch: Batch) -> None:
+        """Compute a batch: by its program, without one, or by one that has to be compiled first."""
+        policy = self.compiler.policy(backend)
+        found = self._look_up(backend, batch, policy)
+        if found.hit:
+            events.emit("cache_hit")
+        while True:  # a second time after CompileNow, a third time if that came to nothing for a range of sizes
+            match decide(found.entry, self._facts(found, batch, policy), policy):
+                case Run():
+                    _execute(backend, _run, found, batch)
+                    return
+                case Interpret(reason):
+                    self._interpret(backend, found, batch, reason)
+                    return
+                case Submit():
+                    found.entry.begin(self.compiler.submit(self._work(backend, found, batch, background=True)))
+                    if found.variants is not None:
+                        found.variants.compiling = found.entry
+                    self._interpret(backend, found, batch, COMPILING)
+                    return
+                case CompileNow():
+                    found = self._compile_now(backend, found, batch)
+                case RefuseRecompile():
+                    if found.variants is not None:
+                        raise self.compiler.no_recompile.error(found.variants.why(batch.numbers()))
+                    raise self.compiler.recompile_error(batch)
+
+    def text(self, backend: Backend, batch: Batch) -> str | None:
+        """What the backend makes of a batch's graph, as text; None if it takes it as it was recorded. Compiles it, runs
+        nothing."""
+        recording = Recording(batch)
+        if backend.prepare(recording) is not None:
+            return None
+        made = isolated(lambda: self.compiler.compile_graph(backend, recording.take(), background=False))
+        return None if isinstance(made, Reason) else made.text()
+
+    # ---- looking up
+
+    def _look_up(self, backend: Backend, batch: Batch, policy: Policy) -> Found:
+        """What is known of a batch's graph: its own entry if that has or gets a program, else one for several sizes."""
+        entry = self._entries.find(batch)
+        if entry is not None and (entry.own_sizes or not entry.is_open):
+            return self._at_own_sizes(entry, batch)
+        outline = batch.outline()
+        family = self._families.find(outline)
+        if family is not None and family.prepared is not None:
+            return Found(family.prepared, hit=True)
+        symbols = None if family is None else family.symbols(outline)
+        if entry is None and symbols is None:
+            prepared = self._meet(backend, batch, family, outline, policy)
+            if prepared is not None:
+                return Found(prepared)
+            symbols = None if family is None else family.symbols(outline)
+        if symbols is not None:
+            assert family is not None
+            if not symbols:  # no template yet
+                if policy == "never" or (policy == "background" and family.seconds < limits.FAMILY_SECONDS):
+                    return Found(Entry(family=family), symbols=())
+                symbols = family.find_template(outline, batch.numbers())
+            if symbols is not None:
+                return self._at_sizes(backend, batch, family, symbols) or self._alone(batch, family)
+        return self._at_own_sizes(entry or self._entries.add(batch, Entry(family=family)), batch)
+
+    def _meet(
+        self, backend: Backend, batch: Batch, family: Family | None, outline: C.Outline, policy: Policy
+    ) -> GraphEntry | None:
+        """Take note of a graph that comes for the first time. Its entry, if the backend takes it as it was recorded."""
+        if policy != "never" and self.compiler.no_recompile.active:
+            raise self.compiler.recompile_error(batch)
+        start = perf_counter()
+        step = backend.prepare(Recording(batch))
+        if step is None:
+            if family is not None and backend.capabilities.symbolic_sizes and config.symbolic_sizes:
+                family.meet(outline, batch.numbers())
+            return None
+        events.emit(
+            "compile",
+            backend=backend.name,
+            key=batch.key,
+            operations=batch.num_operations,
+            seconds=perf_counter() - start,
+            reason="",
+        )
+        if family is None:
+            return self._entries.add(batch, Entry(State.READY, step, prepared=True))
+        family.prepared = Entry(State.READY, step, prepared=True)
+        return family.prepared
+
+    def _at_own_sizes(self, entry: GraphEntry, batch: Batch) -> Found:
+        """What is known of a graph at its own sizes."""
+        hit = entry.state is State.READY
+        if entry.job is not None and entry.job.done:
+            self._take_over(Found(entry))
+        if entry.is_open and entry.family is not None:
+            reason = entry.family.over_budget(batch)
+            if reason is not None:
+                entry.settle(reason)
+        if entry.state is not State.READY or entry.prepared:
+            return Found(entry, hit=hit)
+        variants = entry.made
+        assert isinstance(variants, Variants)
+        if variants.unguarded is not None:
+            return Found(entry, variants.unguarded, hit=hit)
+        found = self._at_numbers(entry, variants, batch)
+        assert found is not None
+        found.hit = hit
+        return found
+
+    def _alone(self, batch: Batch, family: Family | None) -> Found:
+        """What is known of a graph at its own sizes, if no program for several sizes is right for it."""
+        entry = self._entries.find(batch) or self._entries.add(batch, Entry(family=family))
+        entry.own_sizes = True
+        return self._at_own_sizes(entry, batch)
+
+    def _at_sizes(self, backend: Backend, batch: Batch, family: Family, symbols: Symbols) -> Found | None:
+        """What is known of a range of sizes that a batch is in; None if it has to have a program of its own."""
+        last = family.ranges[-1] if family.ranges else None
+        taken_over = last is not None and last.job is not None and last.job.done
+        if last is not None and taken_over:
+            self._take_over(Found(last, symbols=symbols))
+        for ready in family.ranges:
+            found = None if ready.made is None else self._at_numbers(ready, ready.made, batch, symbols)
+            if found is not None:
+                found.hit = not taken_over
+                return found
+        # If the program is not right that was just made, another one would not be either.
+        entry = None if taken_over else family.open_range()
+        if entry is None:
+            return None
+        if entry.state is State.NEW and family.is_due(backend):
+            entry.state = State.SEEN
+        return Found(entry, symbols=symbols)
+
+    def _at_numbers(
+        self, entry: Entry[Any], variants: Variants, batch: Batch, symbols: Symbols | None = None
+    ) -> Found | None:
+        """Of a graph with programs, the one for a batch's numbers, or else what is known of these numbers; None if none
+        is right for its sizes."""
+        numbers = batch.numbers()
+        program = variants.find(numbers)
+        compiling = variants.compiling
+        if program is None and compiling is not None and compiling.job is not None and compiling.job.done:
+            self._take_over(Found(compiling, variants=variants))
+            program = variants.find(numbers)
+        if symbols is not None and not variants.accept(program, symbols):
+            return None
+        if program is not None:
+            return Found(entry, program, symbols)
+        constants, certain = variants.entry(numbers)
+        constants.family = entry.family
+        return Found(constants, None, symbols, variants, certain)
+
+    def _facts(self, found: Found, batch: Batch, policy: Policy) -> Facts:
+        if policy == "never" or not found.entry.is_open:
+            return NO_FACTS
+        reason = QUEUE_FULL if policy == "background" and self.compiler.queue_full else None
+        if found.symbols is None and found.variants is None:
+            reason = self._sites.over_budget(batch) or reason
+        return Facts(self.compiler.no_recompile.active, reason, found.certain)
+
+    # ---- compiling
+
+    def _work(self, backend: Backend, found: Found, batch: Batch, *, background: bool) -> Callable[[], Made | Reason]:
+        """What makes the program of an entry. Takes what it needs of the batch now."""
+        compiler = self.compiler
+        if found.variants is not None:
+            variants, recording = found.variants, Recording(batch).take()
+            why = variants.why(recording.numbers)
+            return lambda: compiler.compile_constants(backend, recording, background, variants, why)
+        if found.symbols is not None:
+            assert found.entry.family is not None
+            sized = SizedRecording(batch, found.entry.family, found.symbols)
+            return lambda: compiler.compile_sizes(backend, sized, background)
+        self._sites.count(batch)
+        recording = Recording(batch).take()
+        return lambda: compiler.compile_graph(backend, recording, background)
+
+    def _compile_now(self, backend: Backend, found: Found, batch: Batch) -> Found:
+        """Have an entry compiled, and wait for it. What to decide about next. The batch is not looked up again: another
+        thread may have changed meanwhile which of its results are needed, and with them its structure."""
+        entry, symbols = found.entry, found.symbols
+        if entry.job is not None:
+            entry.job.wait()
+            self._take_over(found)
+        else:
+            made = isolated(self._work(backend, found, batch, background=False))
+            entry.settle(made)
+            self._settled(found, made)
+        if symbols is None and found.variants is None:
+            return self._at_own_sizes(entry, batch)
+        variants = found.variants or entry.made
+        next_ = None if variants is None else self._at_numbers(entry, variants, batch, symbols)
+        return next_ or self._alone(batch, entry.family)
+
+    def _take_over(self, found: Found) -> None:
+        """Take the outcome of a job that is done."""
+        made = found.entry.finish()
+        if made is not None:
+            self._settled(found, made)
+        elif found.variants is not None:
+            found.variants.compiling = None
+
+    def _settled(self, found: Found, made: Made | Reason) -> None:
+        """What follows for others from what has come of an entry."""
+        family = found.entry.family
+        if found.variants is not None:
+            found.variants.compiling = None
+            if isinstance(made, Variant):
+                found.variants.add(made)
+        elif found.symbols is not None:
+            if isinstance(made, Reason) and family is not None and len(family.ranges) == 1:
+                family.give_up()
+        elif isinstance(made, Reason):
+            if made.unsupported:
+                warnings.warn(f"tarry: {made.text}. It runs on the reference path.", stacklevel=2)
+        elif family is not None:
+            family.fixed += 1
+
+    # ---- running
+
+    def _interpret(self, backend: Backend, found: Found, batch: Batch, reason: Reason) -> None:
+        start = perf_counter()
+        _execute(backend, reason.interpret, batch)
+        if reason is NEVER:
+            return
+        if found.symbols is not None and found.variants is None:
+            assert found.entry.family is not None
+            found.entry.family.runs += 1
+            found.entry.family.seconds += perf_counter() - start
+        elif reason is NEW:
+            found.entry.state = State.SEEN
+
+
+def _execute(backend: Backend, function: Callable[..., None], *arguments: Any) -> None:
+    """Run something that computes a batch; with its time, or its error, as an event."""
+    start = perf_counter()
+    try:
+        profiled("tarry::execute", function, *arguments)
+    except BaseException as error:
+        events.emit("error", stage="execute", backend=backend.name, error=repr(error))
+        raise
+    events.emit("execute", seconds=perf_counter() - start)
+
+
+def _run(found: Found, batch: Batch) -> None:
+    if found.entry.prepared:
+        assert found.entry.made is not None
+        found.entry.made(batch)
+    elif isinstance(found.program, Reason):
+        found.program.interpret(batch)
+    else:
+        assert found.program is not None
+        found.program.run(batch, found.symbols or ())

@@ -1,0 +1,152 @@
+"""What the runtime knows of a graph: one entry per structure, with one explicit state.
+
+The same class serves three kinds of things that are compiled, or not, by the same rules (`decide.py`): a graph at fixed
+sizes (in `EntryCache`), a range of sizes (`sizes/families.py`), and a set of constants of either (`variants.py`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from tarry import events
+from tarry.backends.base import Batch
+from tarry.config import config
+from tarry.errors import FallbackError
+from tarry.native import C
+from tarry.runtime.compile.jobs import Job
+
+if TYPE_CHECKING:
+    from tarry.runtime.sizes.families import Family
+
+T = TypeVar("T")
+
+
+class State(Enum):
+    """How far a graph has come on its way to a program."""
+
+    NEW = "new"
+    """It has not come often enough to be worth a program: many graphs come once."""
+    SEEN = "seen"
+    """It has come often enough: a program is made when it comes next."""
+    COMPILING = "compiling"
+    """A job in the background makes its program. The reference path computes its batches."""
+    READY = "ready"
+    """It has a program."""
+    REFUSED = "refused"
+    """It gets no program, for a reason that is kept. The reference path computes its batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a batch runs on the reference path."""
+
+    text: str
+    unsupported: bool = False
+    """The backend cannot compile it: counted as `interpreted`, not as `reference`, and an error if
+    `tarry.config.fallback` is "error"."""
+
+    def interpret(self, batch: Batch) -> None:
+        """Run a batch on the reference path for this reason."""
+        if self.unsupported and config.fallback == "error":
+            raise FallbackError(
+                f"a step has to run on the reference path: {self.text}; and tarry.config.fallback is 'error'. Avoid it "
+                f"there, or set tarry.config.fallback = 'allow'."
+            )
+        events.emit("interpreted" if self.unsupported else "reference", key=batch.key, reason=self.text)
+        batch.interpret(interruptible=False)
+
+
+@dataclass(eq=False, slots=True)
+class Entry(Generic[T]):
+    """Something that is compiled as a whole, into a `T`. Changed under the runtime's lock only."""
+
+    state: State = State.NEW
+    made: T | None = None  # when READY
+    reason: Reason | None = None  # when REFUSED
+    job: Job[T | Reason] | None = None  # when COMPILING
+    prepared: bool = False
+    """The backend takes such steps as they were recorded: there is nothing to compile, under any policy."""
+    family: Family | None = None
+    """The graphs that differ from it in integers only, if there can be any."""
+    own_sizes: bool = False
+    """It gets a program for its own sizes, if any: those of its family are not right for it."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a program may still be asked for: none is there, none is being made, none was refused."""
+        return self.state is State.NEW or self.state is State.SEEN
+
+    def begin(self, job: Job[T | Reason]) -> None:
+        """A job makes the program."""
+        self.state, self.job = State.COMPILING, job
+
+    def settle(self, made: T | Reason) -> None:
+        """The program is there, or it is certain that there will be none."""
+        self.job = None
+        if isinstance(made, Reason):
+            self.state, self.reason = State.REFUSED, made
+        else:
+            self.state, self.made = State.READY, made
+
+    def finish(self) -> T | Reason | None:
+        """Take the outcome of a job that is done; None if it was stopped, so that it may be begun again. Warns if the
+        job has failed: nothing else would say so."""
+        job = self.job
+        assert job is not None
+        if job.stopped:
+            self.state, self.job = State.SEEN, None
+            return None
+        made = job.result
+        if made is None:
+            made = Reason(_why_failed(job.error))
+            warnings.warn(f"tarry: {made.text}. It goes on on the reference path.", stacklevel=2)
+        self.settle(made)
+        return made
+
+
+def _why_failed(error: BaseException | None) -> str:
+    message = (str(error).strip().splitlines() or [repr(error)])[0]
+    notes = [note.partition(";")[0] for note in getattr(error, "__notes__", ()) if note.startswith("while")]
+    return f"compiling in the background failed: {message}{''.join(f' ({note})' for note in notes)}"
+
+
+class EntryCache(Generic[T]):
+    """Entries by the hash of their graph. One hash may have several: it may collide, but an entry must not be taken for
+    another, so the structure is compared. The least recently used ones go first."""
+
+    def __init__(self) -> None:
+        self._buckets: OrderedDict[tuple[int, int], list[tuple[C.Structure, Entry[T]]]] = OrderedDict()
+        self._size = 0
+
+    def find(self, batch: Batch) -> Entry[T] | None:
+        """The entry of a batch's structure."""
+        key = batch.key
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            return None
+        self._buckets.move_to_end(key)
+        for structure, entry in bucket:
+            if batch.matches(structure):
+                return entry
+        return None
+
+    def add(self, batch: Batch, entry: Entry[T]) -> Entry[T]:
+        """Keep an entry for batches of this structure."""
+        self._buckets.setdefault(batch.key, []).append((batch.structure(), entry))
+        self._size += 1
+        while self._size > config.max_cached_programs and len(self._buckets) > 1:
+            _, bucket = self._buckets.popitem(last=False)
+            self._size -= len(bucket)
+        return entry
+
+    def clear(self) -> None:
+        """Forget all entries."""
+        self._buckets.clear()
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size

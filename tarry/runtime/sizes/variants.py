@@ -1,0 +1,108 @@
+"""The programs of a family (`families.py`): from a template to a graph whose sizes vary, compiled once."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from tarry.backends.base import Backend, Batch, PythonNumber, Recording
+from tarry.errors import IRError, Unsupported
+from tarry.ir.build import from_raw
+from tarry.ir.graph import Graph
+from tarry.ir.raw import RawGraph
+from tarry.ir.sizes import Symbols
+from tarry.passes.generalize import generalize
+from tarry.passes.pipeline import run
+from tarry.runtime import limits
+from tarry.runtime.compile.computations import Build, Sizes
+from tarry.runtime.compile.jobs import yield_to_user
+from tarry.runtime.entry import Reason
+from tarry.runtime.program import Program
+from tarry.runtime.sizes.families import Family
+from tarry.runtime.sizes.template import exemplary
+from tarry.runtime.variants import NumberGuard, Variant, Variants, unsupported
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """A block that makes many objects which will be needed: the collector would look at all of them, and at all others,
+    again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class SizedRecording(Recording):
+    """What compiling for several sizes needs of a batch: how it would have been recorded at some of them."""
+
+    def __init__(self, batch: Batch, family: Family, symbols: Symbols) -> None:
+        super().__init__(batch)
+        self.take()
+        assert family.template is not None
+        self.template = family.template
+        self.outline = family.outline.key
+        self.varied_numbers = frozenset(family.varied_numbers())
+        self.why = family.describe(self.raw, symbols)
+        self.symbols = symbols
+        self.exemplars = exemplary(self.template, symbols, limits.EXEMPLARS)
+        with no_garbage_collection():
+            self.raws = [batch.raw(self.template.integers(each)) for each in self.exemplars]
+
+
+class SizedVariants(Variants):
+    """The programs of a range of sizes. They differ in the numbers that are constants to them."""
+
+    def __init__(self, backend: Backend, recording: SizedRecording, build: Build) -> None:
+        self._template = recording.template
+        self._exemplars = recording.exemplars
+        self._sizes = Sizes(recording.exemplars[0], recording.symbols)
+        try:
+            self._graphs = [self._at(raw, backend.stage) for raw in recording.raws]
+        except Exception as error:  # the template was a wrong guess: there is no such step at other sizes
+            raise Unsupported(None, f"there is no such step at other sizes: {error}") from error
+        columns = zip(*(graph.numbers for graph in self._graphs), strict=True)
+        self._sized = {column[0].index for column in columns if any(n.value != column[0].value for n in column)}
+        self._set_up(backend, self._graphs[0])
+        self._varied |= recording.varied_numbers
+        self.add(self.compile(recording.numbers, build))
+
+    @staticmethod
+    def _at(raw: RawGraph, stage: str) -> Graph:
+        """The graph at the sizes of an exemplar."""
+        graph = from_raw(raw)
+        yield_to_user()
+        return run(graph, stage, between=yield_to_user)
+
+    def compile(self, numbers: Sequence[PythonNumber], build: Build) -> Variant:
+        """As for fixed sizes."""
+        backend = self._backend
+        refusals = self._refusals()
+        constants = {index: numbers[index] for index in refusals if index not in self._sized}
+        try:
+            ready = [
+                self._ready(graph, constants | {k: graph.numbers[k].value for k in refusals if k in self._sized})
+                for graph in self._graphs
+            ]
+            graph = generalize(ready, self._exemplars, self._template.polynomials)
+            yield_to_user()
+        except IRError as error:
+            raise Unsupported(None, str(error)) from error
+        program: Program | Reason
+        try:
+            program = self._program(graph, build)
+        except Unsupported as error:
+            if not self._variants:
+                raise
+            program = unsupported(backend, error)
+        return Variant(NumberGuard(constants, {index: refusals[index] for index in constants}), program)
+
+    def _program(self, graph: Graph, build: Build) -> Program:
+        unknown = next((node for node in graph.nodes if not self._backend.supports(node)), None)
+        if unknown is not None:
+            raise Unsupported(unknown, "a step with symbolic sizes is compiled as a whole or not at all")
+        return Program(self._backend, graph, build, sizes=self._sizes)
