@@ -55,8 +55,7 @@ class Found:
     """The sizes of the batch, if the entry is a range of sizes of a family."""
     variants: Variants | None = None
     """The programs of the graph, if the entry is a set of constants that none of them takes."""
-    certain: bool = False
-    hit: bool = False
+    certain: bool = False  # a fact, see decide.py
 
 
 class Engine:
@@ -78,20 +77,20 @@ class Engine:
         """Compute a batch: by its program, without one, or by one that has to be compiled first."""
         policy = self.compiler.policy(backend)
         found = self._look_up(backend, batch, policy)
-        if found.hit:
-            events.emit("cache_hit")
         while True:  # a second time after CompileNow, a third time if that came to nothing for a range of sizes
-            match decide(found.entry, self._facts(found, batch, policy), policy):
+            entry = found.entry
+            match decide(entry, self._facts(found, batch, policy) if entry.is_open else NO_FACTS, policy):
                 case Run():
-                    _execute(backend, _run, found, batch)
+                    program: Any = entry.made if found.program is None else found.program.run
+                    _execute(backend, program, batch, found.symbols)
                     return
                 case Interpret(reason):
                     self._interpret(backend, found, batch, reason)
                     return
                 case Submit():
-                    found.entry.begin(self.compiler.submit(self._work(backend, found, batch, background=True)))
+                    entry.begin(self.compiler.submit(self._work(backend, found, batch, background=True)))
                     if found.variants is not None:
-                        found.variants.compiling = found.entry
+                        found.variants.compiling = entry
                     self._interpret(backend, found, batch, COMPILING)
                     return
                 case CompileNow():
@@ -115,13 +114,18 @@ class Engine:
     def _look_up(self, backend: Backend, batch: Batch, policy: Policy) -> Found:
         """What is known of a batch's graph: its own entry if that has or gets a program, else one for several sizes."""
         entry = self._entries.find(batch)
+        if entry is not None and entry.state is State.READY:
+            events.emit("cache_hit")
         if entry is not None and (entry.own_sizes or not entry.is_open):
             return self._at_own_sizes(entry, batch)
         outline = batch.outline()
         family = self._families.find(outline)
         if family is not None and family.prepared is not None:
-            return Found(family.prepared, hit=True)
+            events.emit("cache_hit")
+            return Found(family.prepared)
         symbols = None if family is None else family.symbols(outline)
+        if symbols and family is not None and family.ready:
+            events.emit("cache_hit")
         if entry is None and symbols is None:
             prepared = self._meet(backend, batch, family, outline, policy)
             if prepared is not None:
@@ -164,22 +168,19 @@ class Engine:
 
     def _at_own_sizes(self, entry: GraphEntry, batch: Batch) -> Found:
         """What is known of a graph at its own sizes."""
-        hit = entry.state is State.READY
         if entry.job is not None and entry.job.done:
             self._take_over(Found(entry))
-        if entry.is_open and entry.family is not None:
-            reason = entry.family.over_budget(batch)
-            if reason is not None:
-                entry.settle(reason)
+        over_budget = entry.family.over_budget(batch) if entry.family is not None and entry.is_open else None
+        if over_budget is not None:
+            entry.settle(over_budget)
         if entry.state is not State.READY or entry.prepared:
-            return Found(entry, hit=hit)
+            return Found(entry)
         variants = entry.made
         assert isinstance(variants, Variants)
         if variants.unguarded is not None:
-            return Found(entry, variants.unguarded, hit=hit)
+            return Found(entry, variants.unguarded)
         found = self._at_numbers(entry, variants, batch)
         assert found is not None
-        found.hit = hit
         return found
 
     def _alone(self, batch: Batch, family: Family | None) -> Found:
@@ -197,7 +198,6 @@ class Engine:
         for ready in family.ranges:
             found = None if ready.made is None else self._at_numbers(ready, ready.made, batch, symbols)
             if found is not None:
-                found.hit = not taken_over
                 return found
         # If the program is not right that was just made, another one would not be either.
         entry = None if taken_over else family.open_range()
@@ -227,8 +227,6 @@ class Engine:
         return Found(constants, None, symbols, variants, certain)
 
     def _facts(self, found: Found, batch: Batch, policy: Policy) -> Facts:
-        if policy == "never" or not found.entry.is_open:
-            return NO_FACTS
         reason = QUEUE_FULL if policy == "background" and self.compiler.queue_full else None
         if found.symbols is None and found.variants is None:
             reason = self._sites.over_budget(batch) or reason
@@ -296,7 +294,7 @@ class Engine:
 
     def _interpret(self, backend: Backend, found: Found, batch: Batch, reason: Reason) -> None:
         start = perf_counter()
-        _execute(backend, reason.interpret, batch)
+        _execute(backend, reason.run, batch)
         if reason is NEVER:
             return
         if found.symbols is not None and found.variants is None:
@@ -307,23 +305,15 @@ class Engine:
             found.entry.state = State.SEEN
 
 
-def _execute(backend: Backend, function: Callable[..., None], *arguments: Any) -> None:
+def _execute(backend: Backend, run: Callable[..., None], batch: Batch, symbols: Symbols | None = None) -> None:
     """Run something that computes a batch; with its time, or its error, as an event."""
     start = perf_counter()
     try:
-        profiled("tarry::execute", function, *arguments)
+        if symbols:
+            profiled("tarry::execute", run, batch, symbols)
+        else:
+            profiled("tarry::execute", run, batch)
     except BaseException as error:
         events.emit("error", stage="execute", backend=backend.name, error=repr(error))
         raise
     events.emit("execute", seconds=perf_counter() - start)
-
-
-def _run(found: Found, batch: Batch) -> None:
-    if found.entry.prepared:
-        assert found.entry.made is not None
-        found.entry.made(batch)
-    elif isinstance(found.program, Reason):
-        found.program.interpret(batch)
-    else:
-        assert found.program is not None
-        found.program.run(batch, found.symbols or ())

@@ -16,6 +16,7 @@ from tarry import events
 from tarry.backends.base import Batch
 from tarry.config import config
 from tarry.errors import FallbackError
+from tarry.ir.sizes import Symbols
 from tarry.native import C
 from tarry.runtime.compile.jobs import Job
 
@@ -40,6 +41,9 @@ class State(Enum):
     """It gets no program, for a reason that is kept. The reference path computes its batches."""
 
 
+_CLOSED = (State.READY, State.COMPILING, State.REFUSED)
+
+
 @dataclass(frozen=True, slots=True)
 class Reason:
     """Why a batch runs on the reference path."""
@@ -49,7 +53,7 @@ class Reason:
     """The backend cannot compile it: counted as `interpreted`, not as `reference`, and an error if
     `tarry.config.fallback` is "error"."""
 
-    def interpret(self, batch: Batch) -> None:
+    def run(self, batch: Batch, symbols: Symbols = ()) -> None:
         """Run a batch on the reference path for this reason."""
         if self.unsupported and config.fallback == "error":
             raise FallbackError(
@@ -78,7 +82,7 @@ class Entry(Generic[T]):
     @property
     def is_open(self) -> bool:
         """Whether a program may still be asked for: none is there, none is being made, none was refused."""
-        return self.state is State.NEW or self.state is State.SEEN
+        return self.state not in _CLOSED
 
     def begin(self, job: Job[T | Reason]) -> None:
         """A job makes the program."""

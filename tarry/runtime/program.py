@@ -39,6 +39,7 @@ class Program:
         """`sizes`: of a graph whose sizes vary. `parts`: of one that is compiled in two parts."""
         self._backend = backend
         self._graph = graph
+        self._what = build.recording.describe()
         self._opaque = backend.capabilities.opaque_data
         self._converts = not self._opaque and converts(backend)
         self._unknown = [node for node in graph.nodes if not backend.supports(node)]
@@ -237,7 +238,7 @@ class Program:
             return  # an operator of another thread failed, and is reported there
         what = str(error) if isinstance(error, BackendError) else f"{type(error).__name__}: {error}"
         raise BackendError(
-            f"backend {self._backend.name!r} failed to run {describe(self._graph)}: {what}\n"
+            f"backend {self._backend.name!r} failed to run {self._what}: {what}\n"
             f"The values were computed by the reference path instead, so nothing is lost. tarry.set_backend('eager') "
             f"goes on without this backend."
         ) from error
@@ -278,10 +279,3 @@ def _fallback_error(backend: Backend, node: Node) -> FallbackError:
         f"{node.site or 'an unknown line'}), and tarry.config.fallback is 'error'. Avoid it there, or set "
         f"tarry.config.fallback = 'allow'."
     )
-
-
-def describe(graph: Graph) -> str:
-    """A graph in a few words: its size, and the lines of the program that it spans."""
-    sites = [node.site for node in graph.nodes if node.site is not None]
-    where = f", recorded from {sites[0]} to {sites[-1]}" if sites else ""
-    return f"a step of {len(graph.nodes)} operators{where}"

@@ -51,6 +51,7 @@ class Variants:
         self._lowerings = lowerings_for(backend.name)
         self._variants: list[Variant] = []
         self._varied: frozenset[int] = frozenset()
+        self._sized: frozenset[int] = frozenset()  # numbers that follow from the sizes
         self._refused: tuple[frozenset[int], dict[int, Node]] | None = None
         self._entries: dict[Any, Entry[Variant]] = {}  # of constants that no program takes
         self.compiling: Entry[Variant] | None = None
@@ -60,8 +61,7 @@ class Variants:
 
     def text(self) -> str:
         """What the backend has made of the graph."""
-        texts = (p.text if isinstance(p, Reason) else p.text() for _, p in self._variants)
-        return "\n".join(texts)
+        return "\n".join(p.text if isinstance(p, Reason) else p.text() for _, p in self._variants)
 
     def find(self, numbers: Sequence[PythonNumber]) -> Program | Reason | None:
         """The program that was compiled for these numbers."""
@@ -107,23 +107,26 @@ class Variants:
 
     def compile(self, numbers: Sequence[PythonNumber], build: Build) -> Variant:
         """A program for these numbers; those that cannot be inputs are constants of it. Changes nothing here."""
-        backend = self._backend
         refusals = self._refusals()
-        constants = {index: numbers[index] for index in refusals}
-        graph = self._ready(self._graph, constants)
-        yield_to_user()
+        constants = {index: numbers[index] for index in refusals if index not in self._sized}
         program: Program | Reason
         try:
-            parts = None
-            if C.can_run_ahead(backend.device) and backend.runs_ahead(graph):
-                parts = split(graph, *self._positions, little_late=torch.device(backend.device).type != "cpu")
-            yield_to_user()
-            program = Program(backend, graph, build, parts=parts)
+            program = self._program(constants, build)
         except Unsupported as error:
             if not self._variants:
                 raise
-            program = unsupported(backend, error)
+            program = unsupported(self._backend, error)
         return Variant(NumberGuard(constants, refusals), program)
+
+    def _program(self, constants: Mapping[int, PythonNumber], build: Build) -> Program:
+        backend = self._backend
+        graph = self._ready(self._graph, constants)
+        yield_to_user()
+        parts = None
+        if C.can_run_ahead(backend.device) and backend.runs_ahead(graph):
+            parts = split(graph, *self._positions, little_late=torch.device(backend.device).type != "cpu")
+            yield_to_user()
+        return Program(backend, graph, build, parts=parts)
 
     def _ready(self, graph: Graph, constants: Mapping[int, PythonNumber]) -> Graph:
         """The graph as the backend is given it, with these numbers as constants."""

@@ -129,7 +129,7 @@ def test_a_worker_that_cannot_be_started_is_not_needed(tmp_path: Path, monkeypat
     assert (kinds["compile"], kinds["compile_here"]) == (1, 1)
     assert backend.compilers() == [os.getpid()]
     with pytest.raises(CannotError, match="could be started"):
-        process._started()
+        process._ensure_started()
 
 
 def test_a_backend_that_goes_ends_its_compile(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -69,7 +68,7 @@ class Build:
     def __init__(self, backend: Backend, recording: Recording, process: CompileProcess | None = None) -> None:
         """`process`: where to compile, if not here."""
         self._backend = backend
-        self._recording = recording
+        self.recording = recording
         self._process = process
         self.reason = ""  # why there is no program yet
         self.announced = False
@@ -79,7 +78,7 @@ class Build:
     def announce(self, reason: str) -> None:
         """Print why something is compiled."""
         self.announced = True
-        reasons.say(reason, self._recording.lines, self._recording.num_operations)
+        reasons.say(reason, self.recording.lines, self.recording.num_operations)
 
     def computation(self, graph: Graph, sizes: Sizes | None = None) -> Computation:
         """The computation of a graph. `sizes`: of one whose sizes vary."""
@@ -103,7 +102,9 @@ class Build:
         self, store: Store, graph: Graph, sizes: Sizes | None
     ) -> tuple[Computation | None, Identity | None]:
         """The stored program, or where to keep the one that has to be compiled, if there is room for it."""
-        for identity in self._identities(graph, sizes):
+        for number in range(1 if sizes is None else limits.MAX_RANGES):
+            name = (graph, self._backend.name, self._fingerprint)
+            identity = identify(*name) if sizes is None else identify_range(*name, number)
             yield_to_user()
             found = self._stored(store, identity, graph)
             yield_to_user()
@@ -112,13 +113,6 @@ class Build:
             if sizes is None or found.accepts is None or found.accepts(sizes.wanted):
                 return found, None
         return None, None
-
-    def _identities(self, graph: Graph, sizes: Sizes | None) -> Iterator[Identity]:
-        name, fingerprint = self._backend.name, self._fingerprint
-        if sizes is None:
-            yield identify(graph, name, fingerprint)
-        else:
-            yield from (identify_range(graph, name, fingerprint, number) for number in range(limits.MAX_RANGES))
 
     @cached_property
     def _fingerprint(self) -> str:

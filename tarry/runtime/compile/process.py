@@ -12,6 +12,8 @@ import sys
 import tempfile
 import threading
 from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import IO, Any
 
 from tarry.backends.base import Backend
@@ -20,8 +22,6 @@ from tarry.ir.graph import Graph
 from tarry.ir.sizes import Symbols
 from tarry.ir.text import to_text
 from tarry.runtime import limits
-from tarry.runtime.compile.messages import receive, send
-from tarry.store import pack, unpack
 
 
 class CannotError(Exception):
@@ -45,6 +45,7 @@ class CompileProcess:
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection[Any, Any] | None = None  # to the process
         self._errors: IO[bytes] | None = None
         self._busy = False
         self._stopped = False
@@ -57,22 +58,21 @@ class CompileProcess:
         if recipe is None:
             raise CannotError(f"backend {backend.name!r} has no recipe")
         kind = type(backend)
-        header = {"class": f"{kind.__module__}:{kind.__qualname__}", "recipe": recipe, "symbols": symbols}
-        request = pack(header, [to_text(graph).encode()])
+        request = (kind.__module__, kind.__qualname__, recipe, to_text(graph), symbols)
         with self._lock:
             self._busy, self._stopped = True, False
         try:
-            return self._ask(backend, request)
+            return self._ask(request)
         finally:
             with self._lock:
                 self._busy = False
 
-    def _ask(self, backend: Backend, request: bytes) -> bytes:
+    def _ask(self, request: tuple[Any, ...]) -> bytes:
         how = ""
         for _ in range(limits.WORKER_ATTEMPTS):
-            process = self._started()
+            self._ensure_started()
             try:
-                return _result(backend, self._exchange(process, request))
+                return _result(*self._exchange(request))
             except _DiedError as error:
                 if self._stopped:
                     raise StoppedError("the compile was stopped") from None
@@ -95,10 +95,9 @@ class CompileProcess:
     def after_fork(self) -> None:
         """In the child: the worker is the parent's. Close our end of its pipe, so that it ends with the parent."""
         if self._process is not None:
-            for pipe in (self._process.stdin, self._process.stdout):
-                if pipe is not None:
-                    pipe.close()
             self._process.returncode = 0  # the parent waits for it
+        if self._pipe is not None:
+            self._pipe.close()
         self._reset()
 
     @property
@@ -107,25 +106,24 @@ class CompileProcess:
 
     # ---- its life
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _ensure_started(self) -> None:
         with self._lock:
             if self._process is not None and self._process.poll() is None:
-                return self._process
+                return
             if self._stopped:
                 raise StoppedError("the compile was stopped")
         if self._useless:
             raise CannotError(self._useless)
         try:
-            process = self._start()
-            self._ready(process)
+            self._start()
+            self._exchange()  # it says that it is ready
         except (OSError, _DiedError) as error:
             if self._stopped:
                 raise StoppedError("the compile was stopped") from None
             self._useless = f"no process for compiling could be started: {error}"
             raise CannotError(self._useless) from None
-        return process
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> None:
         if not sys.executable:
             raise OSError("it is not known which Python this is")
         spare = max(1, (os.cpu_count() or 2) - 1)
@@ -136,50 +134,41 @@ class CompileProcess:
             "OMP_NUM_THREADS": "1",
         }
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tarry.runtime.compile.worker"],
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env=environment,
-            start_new_session=True,  # an interrupt from the keyboard is not for it; and it is killed with its children
-        )
+        self._pipe, theirs = Pipe()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "tarry.runtime.compile.worker", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._errors,
+                stderr=self._errors,
+                env=environment,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # an interrupt from the keyboard is not for it; it is killed with its children
+            )
         with self._lock:
             self._process = process
             if self._stopped:
                 self._kill()
-        return process
 
-    def _ready(self, process: subprocess.Popen[bytes]) -> None:
-        header, _ = unpack(self._receive(process))
-        assert header["outcome"] == "ready"
-
-    def _exchange(self, process: subprocess.Popen[bytes], request: bytes) -> bytes:
-        assert process.stdin is not None
+    def _exchange(self, request: tuple[Any, ...] | None = None) -> tuple[str, Any, str]:
+        """Send a request, if there is one, and wait for a reply."""
+        assert self._pipe is not None
         try:
-            send(process.stdin, request)
-        except OSError as error:
-            raise _DiedError(self._last_words(process)) from error
-        return self._receive(process)
-
-    def _receive(self, process: subprocess.Popen[bytes]) -> bytes:
-        assert process.stdout is not None
-        try:
-            reply = receive(process.stdout)
-        except OSError:
-            reply = None
-        if reply is None:
-            raise _DiedError(self._last_words(process))
+            if request is not None:
+                self._pipe.send(request)
+            reply: tuple[str, Any, str] = self._pipe.recv()
+        except (OSError, EOFError) as error:
+            raise _DiedError(self._last_words()) from error
         return reply
 
-    def _last_words(self, process: subprocess.Popen[bytes]) -> str:
-        status = process.wait()
+    def _last_words(self) -> str:
+        assert self._process is not None
+        assert self._errors is not None
+        status = self._process.wait()
         words = b""
-        if self._errors is not None:
-            with suppress(OSError, ValueError):
-                self._errors.seek(0)
-                words = self._errors.read().strip()
+        with suppress(OSError, ValueError):
+            self._errors.seek(0)
+            words = self._errors.read().strip()
         last = words.splitlines()[-1].decode(errors="replace") if words else "it said nothing"
         return f"{'killed by ' + signal.Signals(-status).name if status < 0 else f'status {status}'}, {last}"
 
@@ -192,15 +181,13 @@ class CompileProcess:
                 process.wait(limits.WORKER_KILL_SECONDS)  # reap it, so that `poll()` reports it dead
 
 
-def _result(backend: Backend, reply: bytes) -> bytes:
-    header, blobs = unpack(reply)
-    outcome: Any = header["outcome"]
+def _result(outcome: str, payload: Any, trace: str) -> bytes:
     if outcome == "done":
-        return bytes(blobs[0])
+        return bytes(payload)
     if outcome == "cannot":
-        raise CannotError(header["reason"])
+        raise CannotError(payload)
     if outcome == "unsupported":
-        raise Unsupported(None, header["reason"])
-    error = BackendError(header["reason"])
-    error.add_note(bytes(blobs[0]).decode())
+        raise Unsupported(None, payload)
+    error = BackendError(payload)
+    error.add_note(trace)
     raise error

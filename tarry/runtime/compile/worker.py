@@ -14,74 +14,67 @@ import threading
 import traceback
 from contextlib import suppress
 from importlib import import_module
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from tarry.backends.base import Backend, Computation
 from tarry.errors import IRError, Unsupported
-from tarry.ir.graph import Graph
+from tarry.ir.sizes import Symbols
 from tarry.ir.text import parse
 from tarry.runtime import limits
-from tarry.runtime.compile.messages import receive, send
 from tarry.runtime.dispatch import compiling
-from tarry.store import pack, unpack
 
 
-def answer(request: bytes) -> bytes:
-    """Compile one graph. What "cannot" be done here has to be done by the process that asks."""
-    header, (text,) = unpack(request)
+def answer(module: str, name: str, recipe: Any, text: str, symbols: Symbols | None) -> tuple[str, Any, str]:
+    """Compile one graph: the outcome, the program or a reason, and a traceback. What "cannot" be done here has to be
+    done by the process that asks."""
     try:
-        module, _, name = header["class"].partition(":")
-        kind = getattr(import_module(module), name)
-        backend: Backend = kind.from_recipe(header["recipe"])
-        graph = parse(bytes(text).decode())
+        backend: Backend = getattr(import_module(module), name).from_recipe(recipe)
+        graph = parse(text)
     except (ImportError, AttributeError, IRError) as error:  # a class of the program itself, a custom operator
-        return pack({"outcome": "cannot", "reason": str(error)})
+        return "cannot", str(error), ""
     try:
         with compiling():
-            return _compile(backend, graph, header["symbols"])
+            made = backend.compile(graph) if symbols is None else backend.compile_symbolic(graph, symbols)
+            if not isinstance(made, Computation) or made.artifact is None:
+                return "cannot", f"backend {backend.name!r} gave no artifact", ""
+            try:
+                return "done", made.artifact(), ""
+            except Exception as error:
+                return "cannot", f"its program cannot be stored: {error}", ""
     except Unsupported as error:
-        return pack({"outcome": "unsupported", "reason": error.reason})
+        return "unsupported", error.reason, ""
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        return pack({"outcome": "failed", "reason": reason}, [traceback.format_exc().encode()])
-
-
-def _compile(backend: Backend, graph: Graph, symbols: list[int] | None) -> bytes:
-    made = backend.compile(graph) if symbols is None else backend.compile_symbolic(graph, tuple(symbols))
-    if not isinstance(made, Computation) or made.artifact is None:
-        return pack({"outcome": "cannot", "reason": f"backend {backend.name!r} gave no artifact"})
-    try:
-        return pack({"outcome": "done"}, [made.artifact()])
-    except Exception as error:
-        return pack({"outcome": "cannot", "reason": f"its program cannot be stored: {error}"})
+        return "failed", f"{type(error).__name__}: {error}", traceback.format_exc()
 
 
 def main() -> None:
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # a compiler that prints must not print into the replies
+    pipe: Connection[Any, Any] = Connection(int(sys.argv[1]))
     _stand_back()
-    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(requests,), daemon=True).start()
-    send(replies, pack({"outcome": "ready"}))
+    requests: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(pipe, requests), daemon=True).start()
+    pipe.send(("ready", None, ""))
     while True:
         try:
             request = requests.get(timeout=limits.WORKER_IDLE_SECONDS)
         except queue.Empty:
             return
-        send(replies, answer(request))
+        pipe.send(answer(*request))
 
 
 def _stand_back() -> None:
     """Take a low priority. Where the kernel shares processors between sessions first (autogroups), a process's own
-    priority counts within its session only; so that of the session, which is ours alone, is lowered as well."""
+    priority counts within its session only; so lower that of the session, which is this process's alone, as well."""
     os.nice(limits.WORKER_NICENESS)
     with suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(limits.WORKER_NICENESS))
 
 
-def _listen(requests: queue.SimpleQueue[bytes]) -> None:
-    while (request := receive(sys.stdin.buffer)) is not None:
-        requests.put(request)
+def _listen(pipe: Connection[Any, Any], requests: queue.SimpleQueue[tuple[Any, ...]]) -> None:
+    with suppress(EOFError, OSError):
+        while True:
+            requests.put(pipe.recv())
     os.killpg(0, signal.SIGKILL)  # this process and the compilers that it has started
 
 

@@ -56,6 +56,11 @@ class Family:
     fixed: int = 0  # programs compiled for fixed sizes
     warned: bool = False  # that there are enough of those
 
+    @property
+    def ready(self) -> bool:
+        """Whether there is a program for several sizes."""
+        return bool(self.ranges) and self.ranges[0].state is State.READY
+
     def meet(self, outline: C.Outline, numbers: list[PythonNumber]) -> None:
         """Take note of a member of new sizes that no template fits."""
         if self.template is None and self.examples and self._may_vary:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from tarry.backends.base import Backend, Batch, PythonNumber, Recording
 from tarry.errors import IRError, Unsupported
@@ -17,24 +15,10 @@ from tarry.passes.pipeline import run
 from tarry.runtime import limits
 from tarry.runtime.compile.computations import Build, Sizes
 from tarry.runtime.compile.jobs import yield_to_user
-from tarry.runtime.entry import Reason
 from tarry.runtime.program import Program
 from tarry.runtime.sizes.families import Family
 from tarry.runtime.sizes.template import exemplary
-from tarry.runtime.variants import NumberGuard, Variant, Variants, unsupported
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """A block that makes many objects which will be needed: the collector would look at all of them, and at all others,
-    again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+from tarry.runtime.variants import Variants
 
 
 class SizedRecording(Recording):
@@ -50,8 +34,7 @@ class SizedRecording(Recording):
         self.why = family.describe(self.raw, symbols)
         self.symbols = symbols
         self.exemplars = exemplary(self.template, symbols, limits.EXEMPLARS)
-        with no_garbage_collection():
-            self.raws = [batch.raw(self.template.integers(each)) for each in self.exemplars]
+        self.raws = [batch.raw(self.template.integers(each)) for each in self.exemplars]
 
 
 class SizedVariants(Variants):
@@ -65,10 +48,10 @@ class SizedVariants(Variants):
             self._graphs = [self._at(raw, backend.stage) for raw in recording.raws]
         except Exception as error:  # the template was a wrong guess: there is no such step at other sizes
             raise Unsupported(None, f"there is no such step at other sizes: {error}") from error
-        columns = zip(*(graph.numbers for graph in self._graphs), strict=True)
-        self._sized = {column[0].index for column in columns if any(n.value != column[0].value for n in column)}
         self._set_up(backend, self._graphs[0])
-        self._varied |= recording.varied_numbers
+        columns = zip(*(graph.numbers for graph in self._graphs), strict=True)
+        self._sized = frozenset(column[0].index for column in columns if len({n.value for n in column}) > 1)
+        self._varied = recording.varied_numbers
         self.add(self.compile(recording.numbers, build))
 
     @staticmethod
@@ -78,30 +61,17 @@ class SizedVariants(Variants):
         yield_to_user()
         return run(graph, stage, between=yield_to_user)
 
-    def compile(self, numbers: Sequence[PythonNumber], build: Build) -> Variant:
-        """As for fixed sizes."""
-        backend = self._backend
-        refusals = self._refusals()
-        constants = {index: numbers[index] for index in refusals if index not in self._sized}
+    def _program(self, constants: Mapping[int, PythonNumber], build: Build) -> Program:
+        sized = [index for index in self._refusals() if index in self._sized]
         try:
             ready = [
-                self._ready(graph, constants | {k: graph.numbers[k].value for k in refusals if k in self._sized})
+                self._ready(graph, {**constants, **{index: graph.numbers[index].value for index in sized}})
                 for graph in self._graphs
             ]
             graph = generalize(ready, self._exemplars, self._template.polynomials)
-            yield_to_user()
         except IRError as error:
             raise Unsupported(None, str(error)) from error
-        program: Program | Reason
-        try:
-            program = self._program(graph, build)
-        except Unsupported as error:
-            if not self._variants:
-                raise
-            program = unsupported(backend, error)
-        return Variant(NumberGuard(constants, {index: refusals[index] for index in constants}), program)
-
-    def _program(self, graph: Graph, build: Build) -> Program:
+        yield_to_user()
         unknown = next((node for node in graph.nodes if not self._backend.supports(node)), None)
         if unknown is not None:
             raise Unsupported(unknown, "a step with symbolic sizes is compiled as a whole or not at all")

@@ -61,7 +61,7 @@ def test_a_list_that_grows_is_compiled_for_a_few_lengths(
             tarry.wait_for_compiles()
     assert 0 < compiles(seen) <= limits.MAX_LENGTHS + 4  # those of the prompt, and of the first tokens
     (line,) = [entry.getMessage() for entry in caplog.records if "numbers of inputs" in entry.getMessage()]
-    assert "test_places.py:" in line
+    assert "test_sites.py:" in line
     assert "torch.cat([cache, new])" in line
 
 
@@ -89,14 +89,14 @@ def test_graphs_that_differ_in_anything_else_are_not_counted() -> None:
     assert len(graphs) >= 16
 
 
-def test_a_place_is_operators_and_lines() -> None:
-    def place(count: int, name: str = "sin") -> Any:
+def test_a_site_is_operators_and_lines() -> None:
+    def site(count: int, name: str = "sin") -> Any:
         cache = [torch.ones(3).to("tarry") for _ in range(count)]
         tarry.mark_step()
         return C.peek([getattr(torch.cat(cache), name)()]).place()
 
-    assert place(2) == place(3)
-    assert place(2) != place(2, "cos")
+    assert site(2) == site(3)
+    assert site(2) != site(2, "cos")
     x = torch.ones(3).to("tarry")
     assert C.peek([x.sin()]).place() != C.peek([(
         x.sin()
