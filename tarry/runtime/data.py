@@ -122,8 +122,8 @@ def evacuate(backend: Backend) -> None:
 
 
 def opaque_inputs(backend: Backend, batch: Batch, inputs: Sequence[Value], update: Sequence[int]) -> list[Data]:
-    """The backend's data for the inputs. Those at the positions in `update` are nobody else's, for they will be
-    overwritten."""
+    """The backend's data for the inputs. Those at the positions in `update` belong to the step alone, for it
+    will overwrite them."""
     given: list[Data] = []
     device = real_device(backend, batch.device)
     tensors: list[Any] = batch.own_inputs()
@@ -140,7 +140,7 @@ def opaque_inputs(backend: Backend, batch: Batch, inputs: Sequence[Value], updat
         given.append(data)
     for position in update:
         data, tensor = given[position], tensors[position]
-        # The leaf of the graph and the Python object at hand know the tensor: anybody else would see the write.
+        # The leaf of the graph and the Python object at hand know the tensor: another owner would see the write.
         if data.handle in _shared or tensor._use_count() > 2:
             given[position] = _transfer(backend, _read(data).clone(), data.type)
     return given

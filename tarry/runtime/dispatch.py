@@ -34,7 +34,8 @@ class PlainDispatch:
 
     def __enter__(self) -> None:
         self._around = _modes_off() if _len_torch_dispatch_stack() or torch.is_inference_mode_enabled() else None
-        self._guard = C.PlainDispatch()  # clears the dispatcher's state of this thread for as long as it lives
+        # While it lives, the dispatcher's state of this thread is cleared.
+        self._guard: C.PlainDispatch | None = C.PlainDispatch()
         self._functions = torch._C.DisableTorchFunction()
         self._functions.__enter__()
 
