@@ -79,7 +79,8 @@ class Engine:
         found = self._look_up(backend, batch, policy)
         while True:  # a second time after CompileNow, a third time if that came to nothing for a range of sizes
             entry = found.entry
-            match decide(entry, self._facts(found, batch, policy) if entry.is_open else NO_FACTS, policy):
+            facts = self._facts(found, batch, policy) if entry.is_open and policy != "never" else NO_FACTS
+            match decide(entry, facts, policy):
                 case Run():
                     program: Any = entry.made if found.program is None else found.program.run
                     _execute(backend, program, batch, found.symbols)

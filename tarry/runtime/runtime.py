@@ -122,7 +122,7 @@ class Runtime:
                 backend.device = device
             with PlainDispatch():
                 backend.setup()
-            self._place(backend, before)
+            self._bind_devices(backend, before)
         except BaseException:
             backend.device = was_on
             raise
@@ -140,7 +140,7 @@ class Runtime:
             events.emit("error", stage="teardown", backend=backend.name, error=repr(error))
             warnings.warn(f"tarry: teardown of backend {backend.name!r} failed: {error}", stacklevel=2)
 
-    def _place(self, backend: Backend, before: Backend | None) -> None:
+    def _bind_devices(self, backend: Backend, before: Backend | None) -> None:
         """Put the backend's real devices behind tarry:0, tarry:1, ..."""
         devices = list(backend.devices())
         if len(devices) != C.device_count() and not C.is_used():

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from tarry.backends.base import Policy
+from tarry.errors import BackendError
+from tarry.runtime.compile.jobs import Job
 from tarry.runtime.decide import (
     COMPILING,
     NEVER,
@@ -92,3 +94,50 @@ def test_an_entry_is_open_until_it_is_compiled_or_refused() -> None:
     refused: Entry[str] = Entry()
     refused.settle(UNSUPPORTED)
     assert (refused.state, refused.reason, refused.made) == (State.REFUSED, UNSUPPORTED, None)
+
+
+# ---- what becomes of a job
+
+
+def _finished(outcome: Any) -> Entry[str]:
+    def work() -> Any:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    entry: Entry[str] = Entry(State.SEEN)
+    job: Job[str | Reason] = Job(work)
+    entry.begin(job)
+    assert (entry.state, entry.is_open, job.done) == (State.COMPILING, False, False)
+    job.run()
+    assert job.done
+    return entry
+
+
+def test_a_job_that_is_done_makes_its_entry_ready() -> None:
+    entry = _finished("a program")
+    assert entry.finish() == "a program"
+    assert (entry.state, entry.made, entry.job) == (State.READY, "a program", None)
+
+
+def test_a_job_that_is_refused_or_fails_makes_its_entry_refused() -> None:
+    entry = _finished(UNSUPPORTED)
+    assert entry.finish() is UNSUPPORTED
+    assert (entry.state, entry.reason) == (State.REFUSED, UNSUPPORTED)
+    error = BackendError("broken\nin many lines")
+    error.add_note("while backend 'b' compiled it; all is still pending")
+    entry = _finished(error)
+    with pytest.warns(UserWarning, match="goes on on the reference path"):
+        reason = entry.finish()
+    assert reason == Reason("compiling in the background failed: broken (while backend 'b' compiled it)")
+    assert (entry.state, entry.reason, entry.made) == (State.REFUSED, reason, None)
+
+
+def test_a_job_that_was_stopped_may_be_begun_again() -> None:
+    entry: Entry[str] = Entry(State.SEEN)
+    job: Job[str | Reason] = Job(lambda: "a program")
+    entry.begin(job)
+    job.cancel()
+    assert entry.finish() is None
+    assert (entry.state, entry.job) == (State.SEEN, None)
+    assert decide(entry, NONE, "background") == Submit()
