@@ -89,9 +89,7 @@ class Runtime:
         """Change the backend. What is pending is computed by the old one first; live tensors move to the new device."""
         refuse_while_compiling()
         if compile_ is not None and compile_ not in COMPILE_POLICIES:
-            raise ValueError(
-                f'tarry.set_backend: compile is None, "wait", "background" or "never", not {compile_!r}'
-            )
+            raise ValueError(f'tarry.set_backend: compile is None, "wait", "background" or "never", not {compile_!r}')
         chosen = instance(default_name(device) if backend is None else backend, device)
         with self._alone():
             old = self._backend

@@ -98,9 +98,7 @@ class Build:
                 store.put(free, artifact)
         return made
 
-    def _look_up(
-        self, store: Store, graph: Graph, sizes: Sizes | None
-    ) -> tuple[Computation | None, Identity | None]:
+    def _look_up(self, store: Store, graph: Graph, sizes: Sizes | None) -> tuple[Computation | None, Identity | None]:
         """The stored program, or where to keep the one that has to be compiled, if there is room for it."""
         for number in range(1 if sizes is None else limits.MAX_RANGES):
             name = (graph, self._backend.name, self._fingerprint)
