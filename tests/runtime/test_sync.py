@@ -13,6 +13,7 @@ from torch import nn
 import tarry
 from tarry.events import expect, record
 from tarry.ir import Graph, evaluate
+from tests.runtime.portable import using
 
 USES_DEVICE = True
 
@@ -218,9 +219,9 @@ def test_a_finaliser_that_reads_a_value_does_not_run_in_a_compile() -> None:
             del litter
             return lambda inputs, numbers: list(evaluate(graph, inputs, numbers))
 
-    tarry.set_backend(Littering())
-    for _ in range(20):
-        Cycle()
-    assert (torch.ones(3, device="tarry") + 1).tolist() == [2.0] * 3
-    gc.collect()
+    with using(Littering()):
+        for _ in range(20):
+            Cycle()
+        assert (torch.ones(3, device="tarry") + 1).tolist() == [2.0] * 3
+        gc.collect()
     assert (Cycle.errors, Cycle.seen) == ([], [6.0] * 20)

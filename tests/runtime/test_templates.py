@@ -13,6 +13,8 @@ from tarry.ir.sizes import Polynomial, fit
 from tarry.native import C
 from tarry.runtime.sizes.template import exemplary, find_template
 
+USES_DEVICE = True
+
 
 def outline(*tensors: torch.Tensor):  # type: ignore[no-untyped-def]
     return C.peek(list(tensors)).outline()
