@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any, TypeAlias
 
 from tarry import events
-from tarry.backends.base import Backend, Batch, Policy, Recording, Step
+from tarry.backends.base import Backend, Batch, Policy, Recording
 from tarry.config import config
 from tarry.ir.sizes import Symbols
 from tarry.native import C
@@ -36,13 +36,11 @@ from tarry.runtime.decide import (
 from tarry.runtime.dispatch import isolated, profiled
 from tarry.runtime.entry import Entry, EntryCache, Reason, State
 from tarry.runtime.program import Program
-from tarry.runtime.sizes.families import Families, Family
+from tarry.runtime.sizes.families import Families, Family, GraphEntry, SizedRecording
 from tarry.runtime.sizes.sites import Sites
-from tarry.runtime.sizes.variants import SizedRecording
 from tarry.runtime.variants import Variant, Variants
 
 Made: TypeAlias = Variants | Variant
-GraphEntry: TypeAlias = "Entry[Variants | Step]"
 
 
 @dataclass(slots=True)
@@ -50,6 +48,7 @@ class Found:
     """What a look-up has found for a batch: the entry to decide about, and what to run if it is READY."""
 
     entry: Entry[Any]
+    family: Family | None = None
     program: Program | Reason | None = None
     symbols: Symbols | None = None
     """The sizes of the batch, if the entry is a range of sizes of a family."""
@@ -63,7 +62,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.compiler = Compiler()
-        self._entries: EntryCache[Variants | Step] = EntryCache()
+        self._entries: EntryCache[GraphEntry] = EntryCache()
         self._families = Families()
         self._sites = Sites()
 
@@ -136,11 +135,11 @@ class Engine:
             assert family is not None
             if not symbols:  # no template yet
                 if policy == "never" or (policy == "background" and family.seconds < limits.FAMILY_SECONDS):
-                    return Found(Entry(family=family), symbols=())
+                    return Found(Entry(), family, symbols=())
                 symbols = family.find_template(outline, batch.numbers())
             if symbols is not None:
                 return self._at_sizes(backend, batch, family, symbols) or self._alone(batch, family)
-        return self._at_own_sizes(entry or self._entries.add(batch, Entry(family=family)), batch)
+        return self._at_own_sizes(entry or self._entries.add(batch, GraphEntry(family=family)), batch)
 
     def _meet(
         self, backend: Backend, batch: Batch, family: Family | None, outline: C.Outline, policy: Policy
@@ -163,30 +162,30 @@ class Engine:
             reason="",
         )
         if family is None:
-            return self._entries.add(batch, Entry(State.READY, step, prepared=True))
-        family.prepared = Entry(State.READY, step, prepared=True)
+            return self._entries.add(batch, GraphEntry(State.READY, step, prepared=True))
+        family.prepared = GraphEntry(State.READY, step, prepared=True)
         return family.prepared
 
     def _at_own_sizes(self, entry: GraphEntry, batch: Batch) -> Found:
         """What is known of a graph at its own sizes."""
         if entry.job is not None and entry.job.done:
-            self._take_over(Found(entry))
+            self._take_over(Found(entry, entry.family))
         over_budget = entry.family.over_budget(batch) if entry.family is not None and entry.is_open else None
         if over_budget is not None:
             entry.settle(over_budget)
         if entry.state is not State.READY or entry.prepared:
-            return Found(entry)
+            return Found(entry, entry.family)
         variants = entry.made
         assert isinstance(variants, Variants)
         if variants.unguarded is not None:
-            return Found(entry, variants.unguarded)
-        found = self._at_numbers(entry, variants, batch)
+            return Found(entry, None, variants.unguarded)
+        found = self._at_numbers(entry, entry.family, variants, batch)
         assert found is not None
         return found
 
     def _alone(self, batch: Batch, family: Family | None) -> Found:
         """What is known of a graph at its own sizes, if no program for several sizes is right for it."""
-        entry = self._entries.find(batch) or self._entries.add(batch, Entry(family=family))
+        entry = self._entries.find(batch) or self._entries.add(batch, GraphEntry(family=family))
         entry.own_sizes = True
         return self._at_own_sizes(entry, batch)
 
@@ -195,9 +194,9 @@ class Engine:
         last = family.ranges[-1] if family.ranges else None
         taken_over = last is not None and last.job is not None and last.job.done
         if last is not None and taken_over:
-            self._take_over(Found(last, symbols=symbols))
+            self._take_over(Found(last, family, symbols=symbols))
         for ready in family.ranges:
-            found = None if ready.made is None else self._at_numbers(ready, ready.made, batch, symbols)
+            found = None if ready.made is None else self._at_numbers(ready, family, ready.made, batch, symbols)
             if found is not None:
                 return found
         # If the program is not right that was just made, another one would not be either.
@@ -206,10 +205,15 @@ class Engine:
             return None
         if entry.state is State.NEW and family.is_due(backend):
             entry.state = State.SEEN
-        return Found(entry, symbols=symbols)
+        return Found(entry, family, symbols=symbols)
 
     def _at_numbers(
-        self, entry: Entry[Any], variants: Variants, batch: Batch, symbols: Symbols | None = None
+        self,
+        entry: Entry[Any],
+        family: Family | None,
+        variants: Variants,
+        batch: Batch,
+        symbols: Symbols | None = None,
     ) -> Found | None:
         """Of a graph with programs, the one for a batch's numbers, or else what is known of these numbers; None if none
         is right for its sizes."""
@@ -222,14 +226,13 @@ class Engine:
         if symbols is not None and not variants.accept(program, symbols):
             return None
         if program is not None:
-            return Found(entry, program, symbols)
+            return Found(entry, family, program, symbols)
         constants, certain = variants.entry(numbers)
-        constants.family = entry.family
-        return Found(constants, None, symbols, variants, certain)
+        return Found(constants, family, None, symbols, variants, certain)
 
     def _facts(self, found: Found, batch: Batch, policy: Policy) -> Facts:
         reason = QUEUE_FULL if policy == "background" and self.compiler.queue_full else None
-        if found.symbols is None and found.variants is None:
+        if isinstance(found.entry, GraphEntry):
             reason = self._sites.over_budget(batch) or reason
         return Facts(self.compiler.no_recompile.active, reason, found.certain)
 
@@ -243,8 +246,8 @@ class Engine:
             why = variants.why(recording.numbers)
             return lambda: compiler.compile_constants(backend, recording, background, variants, why)
         if found.symbols is not None:
-            assert found.entry.family is not None
-            sized = SizedRecording(batch, found.entry.family, found.symbols)
+            assert found.family is not None
+            sized = SizedRecording(batch, found.family, found.symbols)
             return lambda: compiler.compile_sizes(backend, sized, background)
         self._sites.count(batch)
         recording = Recording(batch).take()
@@ -261,11 +264,11 @@ class Engine:
             made = isolated(self._work(backend, found, batch, background=False))
             entry.settle(made)
             self._settled(found, made)
-        if symbols is None and found.variants is None:
+        if isinstance(entry, GraphEntry):
             return self._at_own_sizes(entry, batch)
         variants = found.variants or entry.made
-        next_ = None if variants is None else self._at_numbers(entry, variants, batch, symbols)
-        return next_ or self._alone(batch, entry.family)
+        next_ = None if variants is None else self._at_numbers(entry, found.family, variants, batch, symbols)
+        return next_ or self._alone(batch, found.family)
 
     def _take_over(self, found: Found) -> None:
         """Take the outcome of a job that is done."""
@@ -277,7 +280,7 @@ class Engine:
 
     def _settled(self, found: Found, made: Made | Reason) -> None:
         """What follows for others from what has come of an entry."""
-        family = found.entry.family
+        family = found.family
         if found.variants is not None:
             found.variants.compiling = None
             if isinstance(made, Variant):
@@ -299,9 +302,9 @@ class Engine:
         if reason is NEVER:
             return
         if found.symbols is not None and found.variants is None:
-            assert found.entry.family is not None
-            found.entry.family.runs += 1
-            found.entry.family.seconds += perf_counter() - start
+            assert found.family is not None
+            found.family.runs += 1
+            found.family.seconds += perf_counter() - start
         elif reason is NEW:
             found.entry.state = State.SEEN
 

@@ -10,7 +10,7 @@ import warnings
 from collections import OrderedDict
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tarry import events
 from tarry.backends.base import Batch
@@ -20,10 +20,8 @@ from tarry.ir.sizes import Symbols
 from tarry.native import C
 from tarry.runtime.compile.jobs import Job
 
-if TYPE_CHECKING:
-    from tarry.runtime.sizes.families import Family
-
 T = TypeVar("T")
+E = TypeVar("E", bound="Entry[Any]")
 
 
 class State(Enum):
@@ -74,10 +72,6 @@ class Entry(Generic[T]):
     job: Job[T | Reason] | None = None  # when COMPILING
     prepared: bool = False
     """The backend takes such steps as they were recorded: there is nothing to compile, under any policy."""
-    family: Family | None = None
-    """The graphs that differ from it in integers only, if there can be any."""
-    own_sizes: bool = False
-    """It gets a program for its own sizes, if any: those of its family are not right for it."""
 
     @property
     def is_open(self) -> bool:
@@ -118,15 +112,15 @@ def _why_failed(error: BaseException | None) -> str:
     return f"compiling in the background failed: {message}{''.join(f' ({note})' for note in notes)}"
 
 
-class EntryCache(Generic[T]):
+class EntryCache(Generic[E]):
     """Entries by the hash of their graph. One hash may have several: it may collide, but an entry must not be taken for
     another, so the structure is compared. The least recently used ones go first."""
 
     def __init__(self) -> None:
-        self._buckets: OrderedDict[tuple[int, int], list[tuple[C.Structure, Entry[T]]]] = OrderedDict()
+        self._buckets: OrderedDict[tuple[int, int], list[tuple[C.Structure, E]]] = OrderedDict()
         self._size = 0
 
-    def find(self, batch: Batch) -> Entry[T] | None:
+    def find(self, batch: Batch) -> E | None:
         """The entry of a batch's structure."""
         key = batch.key
         bucket = self._buckets.get(key)
@@ -138,7 +132,7 @@ class EntryCache(Generic[T]):
                 return entry
         return None
 
-    def add(self, batch: Batch, entry: Entry[T]) -> Entry[T]:
+    def add(self, batch: Batch, entry: E) -> E:
         """Keep an entry for batches of this structure."""
         self._buckets.setdefault(batch.key, []).append((batch.structure(), entry))
         self._size += 1

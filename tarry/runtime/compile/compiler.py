@@ -20,7 +20,8 @@ from tarry.runtime.compile.jobs import Background, Job
 from tarry.runtime.compile.process import CompileProcess, StoppedError
 from tarry.runtime.compile.reasons import KnownGraphs, NoRecompile
 from tarry.runtime.entry import Reason
-from tarry.runtime.sizes.variants import SizedRecording, SizedVariants
+from tarry.runtime.sizes.families import SizedRecording
+from tarry.runtime.sizes.variants import SizedVariants
 from tarry.runtime.variants import Variant, Variants, unsupported
 
 T = TypeVar("T")

@@ -10,9 +10,9 @@ import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from tarry.backends.base import Backend, Batch, PythonNumber, Recording
+from tarry.backends.base import Backend, Batch, PythonNumber, Recording, Step
 from tarry.ir.raw import RawGraph
 from tarry.ir.sizes import Symbols
 from tarry.native import C
@@ -20,10 +20,8 @@ from tarry.runtime import limits
 from tarry.runtime.compile.computations import is_family_stored
 from tarry.runtime.entry import Entry, Reason, State
 from tarry.runtime.sizes import template as templates
-from tarry.runtime.sizes.template import Template
-
-if TYPE_CHECKING:
-    from tarry.runtime.sizes.variants import SizedVariants
+from tarry.runtime.sizes.template import Template, exemplary
+from tarry.runtime.variants import Variants
 
 log = logging.getLogger("tarry")
 
@@ -40,14 +38,14 @@ class Family:
     """Graphs that differ in integers only, with what is known of them so far."""
 
     outline: C.Outline
-    prepared: Entry[Any] | None = None  # of a backend that takes graphs as they were recorded
+    prepared: GraphEntry | None = None  # of a backend that takes graphs as they were recorded
     varies: bool = False
     """Members have come with several sizes, which programs for several sizes are to compute. The template may still be
     missing: it is looked for when it is worth it."""
     template: Template | None = None
     examples: list[Example] = field(default_factory=list)
     fitted: list[Example] = field(default_factory=list)  # what the template was made from
-    ranges: list[Entry[SizedVariants]] = field(default_factory=list)  # the last one may not be READY yet
+    ranges: list[Entry[Variants]] = field(default_factory=list)  # the last one may not be READY yet
     seconds: float = 0.0  # on the reference path
     runs: int = 0  # on the reference path, with this template or before there was any
     stored: bool | None = None  # whether a program for several sizes is in the store, if that is known
@@ -111,13 +109,13 @@ class Family:
             self.stored = is_family_stored(backend, self.outline.key)
         return self.stored or self.runs >= limits.FAMILY_RUNS
 
-    def open_range(self) -> Entry[SizedVariants] | None:
+    def open_range(self) -> Entry[Variants] | None:
         """The entry of sizes that no program is right for yet; None if there is to be no other program."""
         last = self.ranges[-1] if self.ranges else None
         if last is None or last.state is State.READY:
             if len(self.ranges) >= limits.MAX_RANGES:
                 return None
-            last = Entry(family=self)
+            last = Entry()
             self.ranges.append(last)
         return None if last.state is State.REFUSED else last
 
@@ -150,6 +148,32 @@ class Family:
             before = next((value for value in seen if value != now), now)
             parts.append(f"{_origin(raw, self.outline.ranks, position)} was {before} and is {now} now")
         return "; ".join(parts)
+
+
+@dataclass(eq=False, slots=True)
+class GraphEntry(Entry[Variants | Step]):
+    """The entry of a graph at its own sizes."""
+
+    family: Family | None = None
+    """The graphs that differ from it in integers only, if there can be any."""
+    own_sizes: bool = False
+    """It gets a program for its own sizes, if any: those of its family are not right for it."""
+
+
+class SizedRecording(Recording):
+    """What compiling for several sizes needs of a batch: how it would have been recorded at some of them."""
+
+    def __init__(self, batch: Batch, family: Family, symbols: Symbols) -> None:
+        super().__init__(batch)
+        self.take()
+        assert family.template is not None
+        self.template = family.template
+        self.outline = family.outline.key
+        self.varied_numbers = frozenset(family.varied_numbers())
+        self.why = family.describe(self.raw, symbols)
+        self.symbols = symbols
+        self.exemplars = exemplary(self.template, symbols, limits.EXEMPLARS)
+        self.raws = [batch.raw(self.template.integers(each)) for each in self.exemplars]
 
 
 class Families:

@@ -4,37 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tarry.backends.base import Backend, Batch, PythonNumber, Recording
+from tarry.backends.base import Backend, PythonNumber
 from tarry.errors import IRError, Unsupported
 from tarry.ir.build import from_raw
 from tarry.ir.graph import Graph
 from tarry.ir.raw import RawGraph
-from tarry.ir.sizes import Symbols
 from tarry.passes.generalize import generalize
 from tarry.passes.pipeline import run
-from tarry.runtime import limits
 from tarry.runtime.compile.computations import Build, Sizes
 from tarry.runtime.compile.jobs import yield_to_user
 from tarry.runtime.program import Program
-from tarry.runtime.sizes.families import Family
-from tarry.runtime.sizes.template import exemplary
+from tarry.runtime.sizes.families import SizedRecording
 from tarry.runtime.variants import Variants
-
-
-class SizedRecording(Recording):
-    """What compiling for several sizes needs of a batch: how it would have been recorded at some of them."""
-
-    def __init__(self, batch: Batch, family: Family, symbols: Symbols) -> None:
-        super().__init__(batch)
-        self.take()
-        assert family.template is not None
-        self.template = family.template
-        self.outline = family.outline.key
-        self.varied_numbers = frozenset(family.varied_numbers())
-        self.why = family.describe(self.raw, symbols)
-        self.symbols = symbols
-        self.exemplars = exemplary(self.template, symbols, limits.EXEMPLARS)
-        self.raws = [batch.raw(self.template.integers(each)) for each in self.exemplars]
 
 
 class SizedVariants(Variants):
