@@ -178,7 +178,7 @@ class _Steps:
             _runtime.sync_all("optimizer.step", awaited=False)
 
     def finish(self) -> None:
-        _runtime.land_all()
+        _runtime.finish_all()
 
     def lane(self) -> int:
         return C.current_lane()
@@ -231,7 +231,7 @@ def _install() -> None:
     device.install(C, synchronize=_synchronize)
     hooks = StepHooks(_Steps())
     hooks.guard_grad_scaler()
-    _runtime.after_landing = hooks.settle
+    _runtime.after_finish = hooks.settle
     device.module.attach(_runtime.seed, _runtime.memory_info)
     metrics.attach(_counters, _reset_counters, _runtime.backend_metrics)
     config.subscribe(_on_config)

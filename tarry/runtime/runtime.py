@@ -50,7 +50,7 @@ class Runtime:
         """Grows when all programs are forgotten: what was prepared for the old backend is void then."""
         self.observer: Callable[[C.Batch], None] | None = None
         """Called with each batch before it runs."""
-        self.after_landing: Callable[[], None] = lambda: None
+        self.after_finish: Callable[[], None] = lambda: None
         """Called when a step is computed, or has failed, before its error is raised."""
         self.closures_added = 0
 
@@ -94,7 +94,7 @@ class Runtime:
         with self._alone():
             old = self._backend
             if old is not None:
-                self._land_all()  # the error of a step that was handed over is raised: nothing has changed yet
+                self._finish_all()  # the error of a step that was handed over is raised: nothing has changed yet
                 try:
                     self.sync_all("set_backend")
                 except TarryError as error:  # the new backend computes what the old one could not
@@ -174,7 +174,7 @@ class Runtime:
         self._closures.finish()
         self._engine.compiler.close()
         try:
-            self._land_last()
+            self._finish_last()
             for text in C.owed_errors():
                 _log.error("tarry: a step failed, and no thread has asked for its values since: %s", text)
         finally:
@@ -182,11 +182,11 @@ class Runtime:
             if self._backend is not None:
                 self._backend.teardown()
 
-    def _land_last(self) -> None:
+    def _finish_last(self) -> None:
         """The last step must not fail unseen. Another thread may be in the middle of a step, and will never go on."""
         if not C.in_bad_fork() and self._lock.acquire(timeout=limits.EXIT_SECONDS):
             try:
-                self._land_all()
+                self._finish_all()
             finally:
                 self._lock.release()
 
@@ -207,7 +207,7 @@ class Runtime:
                     raise _in_mid_step()
                 backend = self._backend or backend
                 if awaited or not C.is_in_flight(device):
-                    self._land(device)
+                    self._finish(device)
                     batch = C.collect(device)
                     if batch is not None:
                         if self.observer is not None:
@@ -221,12 +221,12 @@ class Runtime:
             raise
         self._closures.run()
 
-    def _land(self, device: int) -> None:
-        """Wait for the step in the air. If it failed, it is computed by the reference path, and its error raised here.
+    def _finish(self, device: int) -> None:
+        """Wait for the step in flight. If it failed, it is computed by the reference path, and its error raised here.
         The lock is held."""
         failed = C.finish_step(device)
         if failed is None:
-            self.after_landing()
+            self.after_finish()
             return
         self._in_flight = True
         try:
@@ -240,17 +240,17 @@ class Runtime:
         finally:
             self._in_flight = False
             failed.close()
-            self.after_landing()
+            self.after_finish()
 
-    def land_all(self) -> None:
+    def finish_all(self) -> None:
         """Wait for steps that were handed over, and raise their errors."""
         with self._alone():
-            self._land_all()
+            self._finish_all()
         C.raise_owed()
 
-    def _land_all(self) -> None:
+    def _finish_all(self) -> None:
         for device in range(C.device_count()):
-            self._land(device)
+            self._finish(device)
 
     def replay(self, replay: C.Replay, arguments: list[Any], numbers: list[float]) -> list[torch.Tensor] | str:
         """Run a step that was recorded before (`C.Replay`) again, with these numbers for those that it is to be given.
@@ -259,7 +259,7 @@ class Runtime:
         with self._lock:
             if self._in_flight:
                 raise _in_mid_step()
-            self._land(replay.batch.device)
+            self._finish(replay.batch.device)
             if C.pending(replay.batch.device):
                 self.sync("before a replay", replay.batch.device)
             results: list[torch.Tensor] | str = replay.arm(arguments, numbers)
@@ -289,7 +289,7 @@ class Runtime:
         try:
             self._engine.compute(backend, batch)
         except BaseException:
-            self.after_landing()
+            self.after_finish()
             raise
 
     @contextmanager
@@ -331,7 +331,7 @@ class Runtime:
     def wait(self) -> None:
         """Wait for what is in flight, step closures among it."""
         with self._alone():
-            self._land_all()
+            self._finish_all()
         self.backend.synchronize()
         self._closures.wait()
 
