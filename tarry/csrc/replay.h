@@ -119,7 +119,7 @@ class Replay {
   std::variant<std::vector<at::Tensor>, std::string> arm(const std::vector<at::Tensor>& arguments, const std::vector<double>& numbers);
   // Why arm() would do nothing with these arguments, if it would not.
   std::optional<std::string> refusal(const std::vector<at::Tensor>& arguments) const;
-  // The batch, numbered as it was when it was collected, and with these numbers. No step may be in the air.
+  // The batch, numbered as it was when it was collected, and with these numbers. No step may be in flight.
   const Batch& with_numbers(const std::vector<double>& numbers);
   const std::shared_ptr<Batch>& batch() { return batch_; }
   const Plan& plan() const { return plan_; }

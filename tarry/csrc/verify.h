@@ -33,7 +33,7 @@ std::optional<Difference> compare(const Recorded& before, const Recorded& now, b
 // them would keep alive what the call drops.
 class Expectation {
  public:
-  // No step may be in the air, nor may the replay be armed before the call is over.
+  // No step may be in flight, nor may the replay be armed before the call is over.
   Expectation(std::shared_ptr<Replay> replay, std::vector<at::Tensor> arguments, const std::vector<double>& numbers);
   // Whether it was met by the call that a batch was collected after, with these tensors among its results.
   bool met(const Batch& batch, const Trace& trace, const std::vector<at::Tensor>& results) const;
