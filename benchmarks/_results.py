@@ -112,9 +112,7 @@ class Results:
     @classmethod
     def read(cls, path: Path) -> Results:
         data: dict[str, Any] = json.loads(path.read_text())
-        rows = [
-            Row(**{**row, "verdicts": [Verdict(**verdict) for verdict in row["verdicts"]]}) for row in data["rows"]
-        ]
+        rows = [Row(**{**row, "verdicts": [Verdict(**verdict) for verdict in row["verdicts"]]}) for row in data["rows"]]
         return cls(data["environment"], rows, data["notes"])
 
 

@@ -28,15 +28,18 @@ quick() {
 }
 
 formatted() { # fails if ruff format or clang-format would change a file
-  "$python" -m ruff format --check . &&
-    find tarry/csrc -name '*.cpp' -o -name '*.h' | xargs .venv/bin/clang-format --dry-run --Werror
+  "$python" -m ruff format --check .
+  find tarry/csrc -name '*.cpp' -o -name '*.h' | xargs .venv/bin/clang-format --dry-run --Werror
 }
 
-for check in "${@:-lint types native fast slow}"; do
+for check in "${@:-lint format types native fast slow}"; do
   for name in $check; do
     echo "== $name"
     case $name in
-      lint) "$python" -m ruff check . && generated ;;
+      lint)
+        "$python" -m ruff check .
+        generated
+        ;;
       format) formatted ;;
       types) "$python" -m mypy ;;
       native) "$python" -m tarry.native ;;

@@ -59,10 +59,11 @@ class Computation:
 
     `in_place` are the outputs k that `run` writes into the buffer of input `graph.replaces[k]`, which is then nobody
     else's; what `run` returns for them is not looked at. `text` is the program as the backend's compiler sees it, or a
-    function that makes that text. `native` is the same program in a form that runs without Python (csrc/program.h); the
-    runtime then uses `run` only for inputs that it does not accept. `artifact` makes bytes of the program, from which
-    `Backend.load` makes it again in another process; it raises `tarry.Unsupported(None, why)` for a program of which it
-    cannot. `accepts` tells of a program with symbolic sizes whether it is right for some values of the symbols.
+    function that makes that text. `native` is the same program in a form that runs without Python
+    (csrc/execute/program.h); the runtime then uses `run` only for inputs that it does not accept. `artifact` makes
+    bytes of the program, from which `Backend.load` makes it again in another process; it raises
+    `tarry.Unsupported(None, why)` for a program of which it cannot. `accepts` tells of a program with symbolic sizes
+    whether it is right for some values of the symbols.
     """
 
     run: Run
@@ -130,7 +131,7 @@ class MemoryInfo:
 
 
 class Batch(Protocol):
-    """What is pending at one moment (csrc/batch.h), to be computed and committed exactly once."""
+    """What is pending at one moment (csrc/execute/batch.h), to be computed and committed exactly once."""
 
     unawaited: bool
 
@@ -186,7 +187,7 @@ class Recording:
 
     @cached_property
     def raw(self) -> RawGraph:
-        """The graph as the native part gives it (csrc/raw_graph.h)."""
+        """The graph as the native part gives it (csrc/execute/raw_graph.h)."""
         assert self._batch is not None
         return self._batch.raw()
 

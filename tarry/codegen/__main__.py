@@ -78,7 +78,7 @@ def _truth(text: str) -> bool:
 
 
 def _node_base(text: str) -> str:
-    """"module:Class", also given as "module.Class"."""
+    """ "module:Class", also given as "module.Class"."""
     module, separator, name = text.rpartition(":" if ":" in text else ".")
     if text and not (separator and name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
         _parser().error(f"--node-base {text}: write it as module:Class, such as my_package.nodes:MyNode")

@@ -3,7 +3,7 @@
 PyTorch knows over three thousand operators. The recorder wants the *leaves*: those that a backend has to carry out. The
 others decompose into leaves by themselves (CompositeImplicit), are views that only touch metadata, or are factories and
 conversions that PyTorch writes in terms of `empty` and a leaf. torchgen's model tells which is which; what it does not
-tell is in `tarry.yaml`, beside this file. The recorder gets a row's facts as bits (csrc/operator.h); passes and
+tell is in `tarry.yaml`, beside this file. The recorder gets a row's facts as bits (csrc/core/operator.h); passes and
 backends look rows up by `facts()`.
 """
 
@@ -33,7 +33,7 @@ class Kind(StrEnum):
     RECORD = "record"  # the recorder makes a node of it
     DECOMPOSE = "decompose"  # PyTorch's own kernel calls other operators
     VIEW = "view"  # PyTorch's own kernel makes another tensor over the same storage
-    KERNEL = "kernel"  # csrc/kernels.cpp has a kernel for it
+    KERNEL = "kernel"  # csrc/device/kernels.cpp has a kernel for it
     UNSUPPORTED = "unsupported"  # of a layout that tarry does not have (sparse, nested, quantized)
     GRAPH = "graph"  # it exists in graphs only
     UNLISTED = "unlisted"  # not in the table: a custom operator
@@ -51,7 +51,7 @@ class Fails(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OpEntry:
-    """What tarry knows about one operator. `flags` are the bits of csrc/operator.h."""
+    """What tarry knows about one operator. `flags` are the bits of csrc/core/operator.h."""
 
     name: str  # "aten::add.Tensor", or "aten::mm" for the default overload
     kind: Kind
@@ -142,7 +142,7 @@ class OperatorRules:
         overwrites = name in self.columns["overwrites"] or kind == "out"
         pointwise = "pointwise" in function.tags
         fails = self._fails(function, random)
-        bits = (  # in the order of csrc/operator.h's OperatorFlags
+        bits = (  # in the order of csrc/core/operator.h's OperatorFlags
             random,
             dynamic,
             overwrites,

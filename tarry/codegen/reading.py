@@ -227,9 +227,7 @@ class _Reader:
             if backend not in keys:
                 near = difflib.get_close_matches(backend, keys, n=2, cutoff=0.5)
                 hint = f"Did you mean {' or '.join(near)}? " if near else ""
-                self.error(
-                    position, f"{backend!r} is no dispatch key", f"{hint}A device of one's own has PrivateUse1."
-                )
+                self.error(position, f"{backend!r} is no dispatch key", f"{hint}A device of one's own has PrivateUse1.")
                 return
             if not is_device_key(backend):
                 device = backend.removeprefix("Autograd")

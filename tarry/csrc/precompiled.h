@@ -8,4 +8,4 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
-#include "graph.h"
+#include "core/graph.h"

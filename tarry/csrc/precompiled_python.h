@@ -3,4 +3,4 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 
-#include "graph.h"
+#include "core/graph.h"

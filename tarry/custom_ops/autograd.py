@@ -1,7 +1,8 @@
 """Gradients: from a "save for backward" and a "backward" function to what the dispatcher calls when one is wanted.
 
-The kernel for the Autograd key is native (csrc/custom_op.cpp), so that a call without gradients costs nothing. It hands
-the others to a *rule*: an operator of the same schema in the namespace `tarry_autograd`, whose kernel is made here.
+The kernel for the Autograd key is native (csrc/record/custom_op.cpp), so that a call without gradients costs nothing.
+It hands the others to a *rule*: an operator of the same schema in the namespace `tarry_autograd`, whose kernel is made
+here.
 """
 
 from __future__ import annotations

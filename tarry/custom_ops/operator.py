@@ -401,6 +401,7 @@ def install_error_callback(op: CustomOp) -> None:
     callback = functools.partial(report_error_callback, weakref.proxy(op))
     torch._C._dispatch_set_report_error_callback(op._ophandle, callback)
 
+
 def get_abstract_impl(qualname: str) -> Any:
     """The function given to `impl_abstract`, or None."""
     op = global_registry.get(qualname)

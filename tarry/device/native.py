@@ -9,7 +9,7 @@ import torch
 
 
 class Native(Protocol):
-    """Functions of `tarry.native.C`; csrc/bind_device.cpp and csrc/bindings.cpp define them."""
+    """Functions of `tarry.native.C`; csrc/bind/bind_device.cpp and csrc/bind/bindings.cpp define them."""
 
     def device_count(self) -> int: ...
     def current_device(self) -> int: ...

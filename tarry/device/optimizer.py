@@ -21,8 +21,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 
 class Steps(Protocol):
-    """What the runtime knows of steps and their failures (csrc/failure.h). A lane is the number of a thread; what is
-    recorded between two cuts of a device is an epoch."""
+    """What the runtime knows of steps and their failures (csrc/core/failure.h). A lane is the number of a thread; what
+    is recorded between two cuts of a device is an epoch."""
 
     def cut(self) -> None:
         """End the step; an error of an operator may come up here."""

@@ -89,7 +89,6 @@ def _infer(request: _Call) -> tuple[TensorType | None, ...]:
     return tuple(None if item is None else TensorType.of(item) for item in fresh_results(request.op, result))
 
 
-
 def output_types(op: str, args: tuple[Any, ...]) -> tuple[TensorType | None, ...]:
     """The types of all outputs of a node: its fresh results, then what it writes, which keeps its type."""
     written = [leaf.type for k in operator(op).written for leaf in leaves(args[k]) if isinstance(leaf, Value)]

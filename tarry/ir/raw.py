@@ -1,4 +1,5 @@
-"""A recorded graph as plain data: what the native part gives (`Batch.raw()`, csrc/raw_graph.cpp) and `from_raw` reads.
+"""A recorded graph as plain data: what the native part gives (`Batch.raw()`, csrc/execute/raw_graph.cpp) and
+`from_raw` reads.
 
 Values are numbered: the graph's inputs first, then the outputs of each node in order. Numbers that Python code gave to
 operators are in a list of their own, and arguments refer to them by index.

@@ -13,7 +13,7 @@ from tarry.pytree import TreeSpec, tree_flatten
 from tarry.replay.reasons import NotReplayableError, where
 
 Place: TypeAlias = tuple[str, int]
-"""Where a storage comes from at a replay; see `Replay::From` in csrc/replay.h."""
+"""Where a storage comes from at a replay; see `Replay::From` in csrc/replay/replay.h."""
 Made: TypeAlias = tuple[Place, torch.dtype, tuple[int, ...], tuple[int, ...], int]
 """A tensor that each replay makes anew: its storage, dtype, sizes, strides and offset."""
 
@@ -179,7 +179,7 @@ class Capture:
 def _describe(
     kind: str, before: tuple[str, str, int], now: tuple[str, str, int], argument: str, was: Any, new: Any
 ) -> Deviation:
-    """A difference between two nodes, as csrc/verify.h has found it."""
+    """A difference between two nodes, as csrc/replay/verify.h has found it."""
     operator, place = now[0], where(now[1:])
     match kind:
         case "value":

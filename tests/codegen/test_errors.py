@@ -206,7 +206,7 @@ CASES: dict[str, tuple[str, list[tuple[int, int, str]]]] = {
         HEAD + "supported:\n  - mul.out: {device_guard: true}\n    add.out: {device_guard: true}\n",
         [(4, 5, "one entry names several operators: mul.out, add.out")],
     ),
-    "every leaf": (HEAD + 'full_codegen: "*"\n', [(3, 15, 'only for the file of tarry itself')]),
+    "every leaf": (HEAD + 'full_codegen: "*"\n', [(3, 15, "only for the file of tarry itself")]),
     "non-native text": (HEAD + "non_native:\n  - cast\n", [(4, 5, "is a mapping with the key `func`")]),
     "no func": (HEAD + "non_native:\n  - opkind: x\n", [(4, 5, "has no `func`")]),
     "mistyped func": (
@@ -359,8 +359,11 @@ load_backend(path)
 
 
 def test_all_mistakes_come_in_one_run_in_the_order_of_the_file(tmp_path: Path) -> None:
-    text = SMALL.replace("- relu", "- rely").replace("ir_gen:", "ir_genn:").replace("- LowerX", "").replace(
-        "- ShapePrecompute", "- ShapePrecomputed"
+    text = (
+        SMALL.replace("- relu", "- rely")
+        .replace("ir_gen:", "ir_genn:")
+        .replace("- LowerX", "")
+        .replace("- ShapePrecompute", "- ShapePrecomputed")
     )
     path = write(tmp_path, text)
     with pytest.raises(BackendYamlError) as caught:

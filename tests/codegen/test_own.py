@@ -60,7 +60,7 @@ def test_the_table_says_what_becomes_of_operators() -> None:
     assert table["aten::add_.Tensor"].mutable_arguments == ("self",)
     assert table["aten::nonzero"].dynamic
     assert not table["aten::index.Tensor"].dynamic  # only with a mask
-    # The bits, in the order of csrc/operator.h.
+    # The bits, in the order of csrc/core/operator.h.
     assert table["aten::add.Tensor"].flags == 0b00100110000000
     assert table["aten::normal_"].flags == 0b100001010000101
     assert table["aten::index.Tensor"].flags == 0b10000010110000

@@ -90,7 +90,7 @@ def test_a_shared_header_is_read_once_for_all(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("TARRY_CACHE_DIR", str(tmp_path / folder / "cache"))
     sources = tiny(tmp_path / folder).sources
     with (sources / "answer.h").open("a") as header:
-        header.write("#pragma message(\"reading\")\n")
+        header.write('#pragma message("reading")\n')
     said: list[str] = []
     monkeypatch.setattr(_build.Progress, "output", lambda self, line: said.append(line))
     module = load(Extension(f"tests_native_{len(folder)}._tiny", sources, "answer.h"), stream=io.StringIO())

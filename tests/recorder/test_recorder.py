@@ -119,9 +119,7 @@ print([event.fields["key"] for event in seen if event.kind == "compile"])
 
 def test_the_hash_is_the_same_in_every_process() -> None:
     def run() -> str:
-        return subprocess.run(
-            [sys.executable, "-c", KEY_PROGRAM], check=True, capture_output=True, text=True
-        ).stdout
+        return subprocess.run([sys.executable, "-c", KEY_PROGRAM], check=True, capture_output=True, text=True).stdout
 
     first = run()
     assert first.startswith("[(")
@@ -163,20 +161,23 @@ def _site_of(tensor: torch.Tensor) -> tuple[str, int]:
 
 def test_a_node_knows_the_users_line() -> None:
     x = torch.ones(3, device="tarry")
-    y = x.add(1); line = inspect.currentframe().f_lineno  # noqa: E702 - one line, to know its number
+    y = x.add(1)
+    line = inspect.currentframe().f_lineno - 1
     assert _site_of(y) == (__file__, line)
 
 
 def test_lines_inside_torch_are_not_the_users() -> None:
     net = nn.Linear(3, 2).to("tarry")
     x = torch.ones(5, 3, device="tarry")
-    y = net(x); line = inspect.currentframe().f_lineno  # noqa: E702 - one line, to know its number
+    y = net(x)
+    line = inspect.currentframe().f_lineno - 1
     assert _site_of(y) == (__file__, line)
 
 
 def test_backward_inherits_the_line_of_forward() -> None:
     x = torch.ones(3, device="tarry", requires_grad=True)
-    y = x.exp(); line = inspect.currentframe().f_lineno  # noqa: E702 - one line, to know its number
+    y = x.exp()
+    line = inspect.currentframe().f_lineno - 1
     y.sum().backward()
     assert _site_of(x.grad) == (__file__, line)
 

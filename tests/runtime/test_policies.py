@@ -173,8 +173,11 @@ def test_a_failing_compile_is_reported_once_and_the_program_goes_on() -> None:
         _double(x)
         _double(x)
         tarry.wait_for_compiles()
-        with pytest.warns(UserWarning, match=r"backend 'gated' failed to compile a step of 1 operators, recorded from "
-            r".*test_policies\.py:\d+ to .*the compiler is broken.*goes on on the reference path"):
+        with pytest.warns(
+            UserWarning,
+            match=r"backend 'gated' failed to compile a step of 1 operators, recorded from "
+            r".*test_policies\.py:\d+ to .*the compiler is broken.*goes on on the reference path",
+        ):
             assert _double(x) == [2.0, 2.0]
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -98,6 +98,4 @@ def test_a_site_is_operators_and_lines() -> None:
     assert site(2) == site(3)
     assert site(2) != site(2, "cos")
     x = torch.ones(3).to("tarry")
-    assert C.peek([x.sin()]).place() != C.peek([(
-        x.sin()
-    )]).place()
+    assert C.peek([x.sin()]).place() != C.peek([(x.sin())]).place()

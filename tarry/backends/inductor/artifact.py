@@ -183,9 +183,7 @@ def aligning(
 # ---- values that are not JSON's own, as {kind: text}
 
 _FORMATS = {
-    str(value): value
-    for value in vars(torch).values()
-    if isinstance(value, torch.memory_format | torch.layout)
+    str(value): value for value in vars(torch).values() if isinstance(value, torch.memory_format | torch.layout)
 }
 
 

@@ -216,9 +216,7 @@ def why_not(device: str) -> str:
     return ""
 
 
-def _compile(
-    program: FxProgram, fake_mode: FakeTensorMode, examples: list[Any], first: int = 0
-) -> tuple[Any, Any]:
+def _compile(program: FxProgram, fake_mode: FakeTensorMode, examples: list[Any], first: int = 0) -> tuple[Any, Any]:
     """Compile an FX graph; the inputs of the IR graph come from position `first` on."""
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner

@@ -3,7 +3,7 @@
 A launch of the whole graph costs as much as a few launches of kernels. A graph reads and writes fixed addresses, so its
 inputs are sorted: those that keep their place are read there (parameters, optimizer state: updated where they are), and
 others are copied to placeholders before each launch. If an input turns out to have moved, the graph is captured anew;
-one that moves again gets a placeholder. Launching is native (csrc/captured.h).
+one that moves again gets a placeholder. Launching is native (csrc/execute/captured.h).
 
 Each random operator of a graph has a generator of its own, which is seeded before each launch with the seed that the
 operator has drawn when it was recorded: it gives the numbers that it would give outside of a graph.

@@ -2,8 +2,8 @@
 
 Inductor writes a Python function that allocates buffers, calls compiled kernels with pointers into them, and calls
 operators. It is straight-line code of a few forms, so it is read as data: each statement becomes an instruction of the
-native `LaunchList` (csrc/program.h). That saves the interpreter's time and, what counts more, needs no GIL. A statement
-of any other form means that the program stays Python: nothing is guessed.
+native `LaunchList` (csrc/execute/program.h). That saves the interpreter's time and, what counts more, needs no GIL. A
+statement of any other form means that the program stays Python: nothing is guessed.
 
 A list is data until it is linked: kernels are named by library and symbol, so that it can be stored (artifact.py) and
 linked in another process.
@@ -319,8 +319,7 @@ class _Reader:
         overload = self._overload(call, function)
         schema = overload._schema
         given: dict[str, Any] = {
-            argument.name: self._argument(value)
-            for argument, value in zip(schema.arguments, call.args, strict=False)
+            argument.name: self._argument(value) for argument, value in zip(schema.arguments, call.args, strict=False)
         }
         given |= {keyword.arg: self._argument(keyword.value) for keyword in call.keywords if keyword.arg}
         arguments = []
@@ -478,7 +477,7 @@ class _Reader:
         self._instructions.append({"kind": kind, "targets": targets, "sources": sources, "drops": [], **fields})
 
 
-NOWHERE = 2**32 - 1  # as in csrc/program.h
+NOWHERE = 2**32 - 1  # as in csrc/execute/program.h
 MAX_POINTERS = 2048
 KERNEL = "kernel"  # what Inductor calls the function of a library
 

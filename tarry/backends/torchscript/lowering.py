@@ -169,7 +169,7 @@ class TSLoweringContext(LoweringContext[JitValue]):
 
     def _begin_writes(self) -> None:
         """Have the program say that it begins to overwrite its inputs: nothing is computed from them again if it fails
-        later (csrc/failure.h)."""
+        later (csrc/core/failure.h)."""
         positions = [self.graph.replaces[output] for output in self.writes.outputs]
         replaced = [self.emitted[self.graph.inputs[k]] for k in positions if k is not None]
         inputs = self.builder.operand(replaced, types.TENSOR_LIST)

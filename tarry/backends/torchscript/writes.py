@@ -171,11 +171,7 @@ def _is_fresh(producer: Node | None) -> bool:
     if producer is None or producer.kept:
         return True
     op = producer.op
-    return (
-        op in _FRESH
-        or facts(op).on_lists
-        or (op not in VIEW_RULES and torch.Tag.pointwise in overload(op).tags)
-    )
+    return op in _FRESH or facts(op).on_lists or (op not in VIEW_RULES and torch.Tag.pointwise in overload(op).tags)
 
 
 def _first_safe(graph: Graph, wanted: int) -> int:

@@ -73,8 +73,7 @@ def _index_select(call: Call, x: Array, dim: int, index: Array) -> Array:
 def _along(index: Array, dim: int) -> tuple[Array, ...]:
     """The places that an index of the rank of its target means: itself along `dim`, its own position elsewhere."""
     return tuple(
-        index if d == dim % index.ndim else lax.broadcasted_iota(index.dtype, index.shape, d)
-        for d in range(index.ndim)
+        index if d == dim % index.ndim else lax.broadcasted_iota(index.dtype, index.shape, d) for d in range(index.ndim)
     )
 
 
@@ -128,9 +127,7 @@ def _by_place(node: Node) -> bool:
 
 
 def _places(call: Call, x: Array, indices: Sequence[Array | None]) -> tuple[Any, ...]:
-    return tuple(
-        slice(None) if index is None else wrapped(call, index, x.shape[d]) for d, index in enumerate(indices)
-    )
+    return tuple(slice(None) if index is None else wrapped(call, index, x.shape[d]) for d, index in enumerate(indices))
 
 
 @lowers("aten::index.Tensor", "aten::_unsafe_index.Tensor", when=_by_place)

@@ -156,11 +156,14 @@ def _windows(
     lead = x.ndim - len(out)
     for place in np.ndindex(*kernel):
         starts = [p * d for p, d in zip(place, dilation, strict=True)]
-        yield place, lax.slice(
-            x,
-            (0,) * lead + tuple(starts),
-            x.shape[:lead] + tuple(b + (o - 1) * s + 1 for b, o, s in zip(starts, out, stride, strict=True)),
-            (1,) * lead + tuple(stride),
+        yield (
+            place,
+            lax.slice(
+                x,
+                (0,) * lead + tuple(starts),
+                x.shape[:lead] + tuple(b + (o - 1) * s + 1 for b, o, s in zip(starts, out, stride, strict=True)),
+                (1,) * lead + tuple(stride),
+            ),
         )
 
 

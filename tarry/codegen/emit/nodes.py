@@ -73,7 +73,7 @@ def emit_node_base(base: str, command: str) -> str:
     module, _, name = base.partition(":")
     return (
         f"{header(command, 'The base class of nodes.')}\n"
-        f"from __future__ import annotations\n\nfrom {module} import {name} as NodeBase\n\n__all__ = [\"NodeBase\"]\n"
+        f'from __future__ import annotations\n\nfrom {module} import {name} as NodeBase\n\n__all__ = ["NodeBase"]\n'
     )
 
 
@@ -169,9 +169,7 @@ def _shapes(schema: LazySchema, options: NodeOptions) -> list[str]:
     if schema.name not in options.shaped:
         return []
     count = len(schema.positional)
-    keyword = [
-        f"{identifier(argument.name)}=types[{count + k}]" for k, argument in enumerate(schema.keyword_only)
-    ]
+    keyword = [f"{identifier(argument.name)}=types[{count + k}]" for k, argument in enumerate(schema.keyword_only)]
     positional = [f"*types[:{count}]" if keyword else "*types"] if count else []
     return [
         "",

@@ -191,9 +191,7 @@ def returned(head: str, items: Sequence[str], indent: str, first: Sequence[str] 
     return called(f"return {head}", items, indent, first)
 
 
-def called(
-    head: str, items: Sequence[str], indent: str, first: Sequence[str] = (), last: Sequence[str] = ()
-) -> str:
+def called(head: str, items: Sequence[str], indent: str, first: Sequence[str] = (), last: Sequence[str] = ()) -> str:
     """`head(*first, (items), *last)`, with the tuple on lines of its own where it is long."""
     one = call(head, [*first, tuple_of(items), *last], indent)
     if max(map(len, one.splitlines())) <= LINE_LENGTH:

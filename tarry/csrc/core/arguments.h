@@ -2,21 +2,20 @@
 // hang together.
 #pragma once
 
-#include "graph.h"
+#include "core/graph.h"
 
 namespace tarry {
 
 // A tensor among the arguments.
 struct Operand {
-  int16_t slot; // kAbsent, kEdge, kWrappedNumber
+  int16_t slot;   // kAbsent, kEdge, kWrappedNumber
   uint32_t index; // kEdge: which edge of the node; kWrappedNumber: which constant
 };
 
 // Calls, for each argument i: tensor(i, operand); list(i, given, operands), not given if the argument is None; or
 // constant(i, index), for all that is not a tensor, with its index among the node's constants.
 template <typename OnTensor, typename OnList, typename OnConstant>
-void visit_arguments(
-    const Operator& op, c10::ArrayRef<int16_t> slots, OnTensor&& tensor, OnList&& list, OnConstant&& constant) {
+void visit_arguments(const Operator& op, c10::ArrayRef<int16_t> slots, OnTensor&& tensor, OnList&& list, OnConstant&& constant) {
   size_t slot = 0;
   uint32_t edges = 0, constants = 0;
   const auto next = [&]() -> Operand {

@@ -8,7 +8,7 @@
 #include <optional>
 #include <thread>
 
-#include "batch.h"
+#include "execute/batch.h"
 #include "execute/speculation.h"
 
 namespace tarry {
@@ -21,11 +21,11 @@ struct AsyncStep final : Task {
   const std::shared_ptr<Batch> batch;
   const std::shared_ptr<const Program> program;
   const std::shared_ptr<const SplitProgram> split; // the same, if it comes in two parts
-  const std::vector<int64_t> update; // inputs that the program writes
+  const std::vector<int64_t> update;               // inputs that the program writes
   const std::vector<c10::IValue> numbers;
   const std::shared_ptr<void> diagnose; // a Python object: what to call with the batch and the error if the step fails
   const std::thread::id owner = std::this_thread::get_id(); // the thread that submitted it
-  const uint32_t lane; // of the owner (failure.h)
+  const uint32_t lane;                                      // of the owner (failure.h)
   std::shared_ptr<Speculation> early; // the early part, if it was launched: it is before this one in the queue
   std::vector<at::Tensor> inputs;
   std::chrono::steady_clock::time_point submitted;

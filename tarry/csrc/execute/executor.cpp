@@ -7,8 +7,8 @@
 #include <algorithm>
 
 #include "execute/async_step.h"
-#include "hooks.h"
-#include "record.h"
+#include "device/hooks.h"
+#include "record/record.h"
 
 namespace tarry {
 namespace {
@@ -66,16 +66,17 @@ bool Executor::may_use_worker() {
 bool Executor::may_overlap(const Batch& batch) {
   const c10::Device device = real_device(state_.index);
   return batch.mode == Batch::Mode::MayOverlap && !at::hasCallbacks() && // a profiler wants to see this thread's work
-      std::all_of(batch.order.begin(), batch.order.end(), [device](const NodePtr& node) {
-           return !node->results && (!node->is_leaf() || node->data.device() == device);
-         }) &&
+      std::all_of(
+             batch.order.begin(), batch.order.end(),
+             [device](const NodePtr& node) { return !node->results && (!node->is_leaf() || node->data.device() == device); }) &&
       overlap_.allows();
 }
 
 bool Executor::run(
     const std::shared_ptr<Batch>& batch, const std::shared_ptr<const Program>& program, const std::vector<int64_t>& update,
     const std::vector<int64_t>& symbols, bool preserve, std::shared_ptr<void> diagnose) {
-  c10::InferenceMode no_inference(false); // what is made in inference mode cannot be written outside it, and results outlive the block
+  c10::InferenceMode no_inference(
+      false);          // what is made in inference mode cannot be written outside it, and results outlive the block
   PlainDispatch plain; // the second: the first switches autograd on
   auto numbers = batch->numbers();
   numbers.insert(numbers.end(), symbols.begin(), symbols.end());

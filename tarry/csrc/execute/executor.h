@@ -45,13 +45,13 @@ class Executor {
   // ---- the step in flight. Under the device's lock:
   bool is_busy() const { return step_ != nullptr; }
   bool computes(const Value& value) const; // whether the value is one of the step in flight
-  const Batch* batch_in_flight() const; // null if there is none
+  const Batch* batch_in_flight() const;    // null if there is none
   // The nodes of the last step but one: the recorder uses them again while the last one is in flight.
   std::vector<NodePtr>& other_history() { return other_history_; }
   // Without the lock:
   void wait(); // for a value or a node of it; an error is raised through the runtime
   std::shared_ptr<AsyncStep> finish() { return finish(/*for_value=*/false); } // gives it if it failed; it is kept until close()
-  void close(const AsyncStep& step); // one that failed, and has been computed otherwise
+  void close(const AsyncStep& step);                                          // one that failed, and has been computed otherwise
   // The storage's contents, if it is a number that the early part of the step in flight computes; undefined if not. On the host,
   // to be read only.
   at::Tensor read_early(const TarryStorage* storage);
@@ -59,13 +59,13 @@ class Executor {
 
   // ---- speculation
   void speculate(); // when speculator.is_due(), without the lock
-  void forget(); // what is expected, and that steps were waited for at once
+  void forget();    // what is expected, and that steps were waited for at once
 
   Speculator speculator;
   struct Counts {
     uint64_t submitted = 0;
     uint64_t overlapped = 0; // steps among them that were not done when something was recorded again
-    uint64_t no_cores = 0; // steps for which the worker was not used because it would compete
+    uint64_t no_cores = 0;   // steps for which the worker was not used because it would compete
   };
   Counts counts; // under the lock
 
@@ -84,6 +84,6 @@ class Executor {
 bool can_run_ahead(c10::Device device); // tarry.config.run_ahead is set, and there are cores for it
 void set_run_ahead(bool on);
 void forget_speculations(); // on all devices
-void stop_executors(); // at the end of the process, for good: nothing may run while libraries are unloaded
+void stop_executors();      // at the end of the process, for good: nothing may run while libraries are unloaded
 
 } // namespace tarry

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "batch.h"
-#include "numbers.h"
+#include "execute/batch.h"
+#include "core/numbers.h"
 
 namespace tarry {
 namespace {

@@ -12,8 +12,8 @@
 #include <optional>
 
 #include "execute/worker.h"
-#include "graph.h"
-#include "program.h"
+#include "core/graph.h"
+#include "execute/program.h"
 
 namespace tarry {
 
@@ -23,7 +23,7 @@ struct Batch;
 struct Speculation final : Task {
   std::shared_ptr<const SplitProgram> program;
   std::vector<at::Tensor> sources; // the inputs as the leaves have them
-  std::vector<at::Tensor> inputs; // others over the same memory, given to the program
+  std::vector<at::Tensor> inputs;  // others over the same memory, given to the program
   std::vector<c10::IValue> numbers;
   bool predicted = false; // launched before all inputs were recorded
   std::atomic<bool> cancelled{false};
@@ -45,8 +45,8 @@ class Speculator {
 
   // ---- while a step is recorded
   bool is_due() const { return state_.position >= launch_at_; } // under the lock
-  void launch(bool is_busy); // when it is due. `is_busy`: a step is in flight
-  void note_upload(c10::StorageImpl* storage); // the host has filled it; under the lock
+  void launch(bool is_busy);                                    // when it is due. `is_busy`: a step is in flight
+  void note_upload(c10::StorageImpl* storage);                  // the host has filled it; under the lock
   void end_epoch(Graveyard& graveyard); // what was launched is for the batch that is computed next; under the lock
 
   // ---- while a batch is computed
@@ -55,7 +55,7 @@ class Speculator {
   std::shared_ptr<Speculation> claim(const Batch& batch, const SplitProgram* program, const std::vector<c10::IValue>& numbers);
   // The results, which are given away; none if the early part has failed.
   std::optional<std::vector<at::Tensor>> results_of(Speculation& claimed);
-  void drop(); // something else computes the batch
+  void drop();   // something else computes the batch
   void cancel(); // also what was launched in this epoch: it reads what is not there
   void forget(); // and what is expected
 
@@ -63,12 +63,12 @@ class Speculator {
   // What the next step is expected to be.
   struct Expectation {
     std::shared_ptr<const SplitProgram> program;
-    std::vector<NodePtr> order; // of the last batch; a node that is recorded again is the same object (DeviceState::history)
-    std::vector<NodePtr> inputs; // the leaves that the early part takes
-    std::vector<int32_t> uploads; // for each of them, which upload of the step it was; -1: none
-    bool predicts = true; // inputs may be known before they are recorded; wrong once, never tried again
+    std::vector<NodePtr> order;    // of the last batch; a node that is recorded again is the same object (DeviceState::history)
+    std::vector<NodePtr> inputs;   // the leaves that the early part takes
+    std::vector<int32_t> uploads;  // for each of them, which upload of the step it was; -1: none
+    bool predicts = true;          // inputs may be known before they are recorded; wrong once, never tried again
     uint32_t complete_at = kNever; // the position at which all inputs of the early part are recorded
-    uint32_t launch_at = kNever; // the same, or an earlier one if all can be predicted
+    uint32_t launch_at = kNever;   // the same, or an earlier one if all can be predicted
   };
   struct Replaced {
     Expectation expected;
@@ -95,9 +95,9 @@ class Speculator {
 
   DeviceState& state_;
   Expectation expected_, other_expected_;
-  uint32_t launch_at_ = kNever; // a position; until the launch, or the end of the epoch
-  std::shared_ptr<Speculation> launched_; // in this epoch
-  std::shared_ptr<Speculation> for_batch_; // launched for the batch that is being computed
+  uint32_t launch_at_ = kNever;                          // a position; until the launch, or the end of the epoch
+  std::shared_ptr<Speculation> launched_;                // in this epoch
+  std::shared_ptr<Speculation> for_batch_;               // launched for the batch that is being computed
   std::vector<WeakStorageImpl> uploads_, batch_uploads_; // the first storages filled from the host in the epoch, in order
   // What the early part of the last step has computed for the program: gradients, above all. The next ones are not computed
   // while too much of these is still there: see Program::makes_room.

@@ -17,7 +17,7 @@ class Task {
   enum class Progress : uint8_t {
     Submitted, // waiting, or running
     EarlyDone, // what the task has published can be read; only AsyncStep publishes something before its end
-    Done, // the worker holds no reference any more
+    Done,      // the worker holds no reference any more
   };
 
   Task(); // on the thread whose settings the task runs with: number of threads, treatment of denormal numbers

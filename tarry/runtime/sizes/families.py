@@ -1,4 +1,4 @@
-"""Families: graphs that differ in integers only (sizes, strides, offsets, integer arguments: csrc/outline.h).
+"""Families: graphs that differ in integers only (sizes, strides, offsets, integer arguments: csrc/execute/outline.h).
 
 From two members, or a few, comes a template (`template.py`), and from the template programs that take all sizes, or a
 range of them: a compiler decides by the sizes at hand how it goes about a step.

@@ -1,0 +1,314 @@
+// The native module, as Python sees it.
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/library.h>
+
+#include "execute/batch.h"
+#include "bind/bind_device.h"
+#include "bind/bind_program.h"
+#include "bind/bind_replay.h"
+#include "record/custom_op.h"
+#include "execute/async_step.h"
+#include "execute/executor.h"
+#include "core/fault.h"
+#include "device/hooks.h"
+#include "execute/interpret.h"
+#include "bind/jit.h"
+#include "record/memory.h"
+#include "core/numbers.h"
+#include "execute/outline.h"
+#include "record/provenance.h"
+#include "execute/raw_graph.h"
+#include "record/record.h"
+
+namespace py = pybind11;
+
+namespace tarry {
+namespace {
+
+py::tuple key_of(const Hash128& hash) {
+  return py::make_tuple(hash.hi, hash.lo);
+}
+
+// A Python object that may be let go of on any thread.
+std::shared_ptr<void> kept_object(py::object object) {
+  return std::shared_ptr<void>(object.release().ptr(), [](void* kept) {
+    py::gil_scoped_acquire acquire;
+    Py_DECREF(static_cast<PyObject*>(kept));
+  });
+}
+
+void recover_from(Batch& batch, py::object error, const std::vector<int64_t>& update, bool lost) {
+  WriteLog log;
+  if (lost) {
+    for (const at::Tensor& input : batch.own_inputs()) {
+      if (input.defined() && !input.is_meta()) {
+        log.add(input);
+      }
+    }
+  }
+  try {
+    PyErr_SetObject(py::type::of(error).ptr(), error.ptr());
+    throw python_error();
+  } catch (...) {
+    batch.recover(update, log, current_lane());
+    PyErr_Clear();
+  }
+}
+
+void begin_writes(const std::vector<at::Tensor>& inputs) {
+  fault_point();
+  for (const at::Tensor& input : inputs) {
+    begin_write(input);
+  }
+}
+
+TORCH_LIBRARY_FRAGMENT(tarry, m) {
+  m.def("wrapped_number(Scalar value) -> Tensor", &wrapped_number); // compiled programs make one from a number
+  m.def("begin_writes(Tensor[] inputs) -> ()", &begin_writes);
+}
+
+DeviceState& state_of(int device) {
+  return device_state(static_cast<c10::DeviceIndex>(device));
+}
+
+void bind_settings(py::module& m) {
+  m.def("register_operator", &register_operator);
+  m.def("set_callbacks", [](py::object sync, py::object fallback, py::object read) {
+    set_callbacks(sync.ptr(), fallback.ptr(), read.ptr());
+  });
+  m.def("set_real_device", [](int index, const std::string& device) {
+    set_real_device(static_cast<c10::DeviceIndex>(index), c10::Device(device));
+  });
+  m.def("real_device", [](int index) { return real_device(static_cast<c10::DeviceIndex>(index)).str(); }, py::arg("index") = -1);
+  m.def("keep_freed_memory", &keep_freed_memory);
+  m.def("set_max_pending", &set_max_pending);
+  m.def("set_small_call", &set_small_call);
+  m.def("set_max_pending_bytes", &set_max_pending_bytes);
+  m.def("set_forced_eager", &set_forced_eager);
+  m.def("set_region", &set_region);
+  m.def("add_internal_path", &add_internal_path);
+  m.def("current_site", [] { return site_location(current_site()); });
+}
+
+void bind_counters(py::module& m) {
+  m.def("counters", [](int device) {
+    auto& state = state_of(device);
+    std::lock_guard<std::mutex> guard(state.mutex);
+    py::dict result;
+    result["record"] = state.recorded;
+    result["node_reuse"] = state.reused;
+    const Executor& executor = *state.executor;
+    if (executor.speculator.used || executor.speculator.missed) {
+      result["run_ahead"] = executor.speculator.used.load();
+      result["run_ahead_miss"] = executor.speculator.missed.load();
+    }
+    if (executor.counts.submitted) {
+      result["handed_over"] = executor.counts.submitted;
+      result["overlapped"] = executor.counts.overlapped;
+    }
+    if (executor.counts.no_cores) {
+      result["run_ahead_off"] = executor.counts.no_cores;
+    }
+    return result;
+  });
+  m.def("reset_counters", [](int device) {
+    auto& state = state_of(device);
+    std::lock_guard<std::mutex> guard(state.mutex);
+    state.recorded = state.reused = 0;
+    state.executor->speculator.used = state.executor->speculator.missed = 0;
+    state.executor->counts = {};
+  });
+  m.def(
+      "pending",
+      [](int device) {
+        auto& state = state_of(device);
+        std::lock_guard<std::mutex> guard(state.mutex);
+        return state.position;
+      },
+      "Nodes recorded since the last cut.");
+  m.def(
+      "bytes",
+      [](int device) {
+        auto& state = state_of(device);
+        std::lock_guard<std::mutex> guard(state.mutex);
+        return std::make_pair(state.bytes.live.load(), pinned_bytes(state));
+      },
+      "What the device's storages hold, and what pending work holds of storages that are dead or were filled anew.");
+}
+
+void bind_values(py::module& m) {
+  m.def("materialise", [](const at::Tensor& tensor) {
+    py::gil_scoped_release release;
+    return materialise(tensor, "sync").detach(); // see Batch::inputs
+  });
+  m.def("slice_storage", [](const at::Tensor& bytes, int64_t start, int64_t nbytes) {
+    return py::reinterpret_steal<py::object>(torch::createPyObject(c10::Storage(slice_storage(bytes, start, nbytes))));
+  });
+  m.def("swap_storages", [](const at::Tensor& left, const at::Tensor& right) {
+    py::gil_scoped_release release;
+    swap_storages(left, right);
+  });
+  m.def("is_pending", [](const at::Tensor& tensor) {
+    TORCH_CHECK(is_tarry(tensor), "tarry: expected a tensor on device 'tarry', but got one on '", tensor.device(), "'");
+    TarryStorage* storage = storage_of(tensor.unsafeGetTensorImpl());
+    TORCH_CHECK(storage, "tarry: this tensor has no storage on device 'tarry' (it is sparse, say)");
+    std::lock_guard<std::mutex> guard(storage->state->mutex);
+    return static_cast<bool>(storage->value.node);
+  });
+}
+
+void bind_steps(py::module& m) {
+  m.def(
+      "is_in_flight",
+      [](int device) {
+        auto& state = state_of(device);
+        std::lock_guard<std::mutex> guard(state.mutex);
+        return state.executor->is_busy() && state.position == 0;
+      },
+      "Whether a step is in flight, and nothing was recorded since.");
+  m.def(
+      "finish_step",
+      [](int device) {
+        py::gil_scoped_release release;
+        return state_of(device).executor->finish();
+      },
+      "Waits for the step in flight. Gives it if it has failed.");
+  py::class_<AsyncStep, std::shared_ptr<AsyncStep>>(m, "AsyncStep", "A step in flight, or one that has failed there.")
+      .def_property_readonly("batch", [](const AsyncStep& step) { return step.batch; })
+      .def_property_readonly(
+          "diagnose",
+          [](const AsyncStep& step) { return py::reinterpret_borrow<py::object>(static_cast<PyObject*>(step.diagnose.get())); })
+      .def("rethrow", [](const AsyncStep& step) { std::rethrow_exception(step.error); })
+      .def("close", [](const AsyncStep& step) { step.batch->state->executor->close(step); });
+  m.def("failed_steps", &failed_steps, "Device and epoch of each step that failed because of this lane's operators.");
+  m.def(
+      "epochs",
+      [](int device) {
+        auto& state = state_of(device);
+        std::lock_guard<std::mutex> guard(state.mutex);
+        const Batch* in_flight = state.executor->batch_in_flight();
+        return std::make_pair(state.epoch, in_flight ? in_flight->epoch : state.epoch);
+      },
+      "The epoch that is being recorded, and the oldest that is not computed yet.");
+  m.def("arm_fault", [](int fault, int64_t after) { arm_fault(static_cast<Fault>(fault), after); });
+  m.def("disarm_fault", &disarm_fault);
+  m.def("current_lane", &current_lane);
+  m.def("raise_owed", &raise_owed, "Raises what another thread has found out about this thread's operators.");
+  m.def(
+      "owed_errors",
+      [] {
+        std::vector<std::string> found;
+        for (const FailurePtr& failure : take_all_owed()) {
+          try {
+            failure->raise();
+          } catch (const c10::Error& error) {
+            found.emplace_back(error.what_without_backtrace());
+          } catch (const std::exception& error) {
+            found.emplace_back(error.what());
+          }
+        }
+        return found;
+      },
+      "Errors that no thread has raised, as text. They are forgotten.");
+}
+
+void bind_structures(py::module& m) {
+  py::class_<Outline>(m, "Outline")
+      .def_property_readonly("key", [](const Outline& outline) { return key_of(outline.key); })
+      .def_property_readonly("integers", [](const Outline& outline) { return outline.integers; })
+      .def_property_readonly("ranks", [](const Outline& outline) { return outline.ranks; })
+      .def_property_readonly("comes_again", [](const Outline& outline) { return outline.comes_again; })
+      .def("same", &Outline::same, "Whether they differ in integers only.");
+  py::class_<SizeTemplate>(m, "SizeTemplate")
+      .def(py::init([](std::vector<uint32_t> symbols, const RawPolynomials& polynomials, std::vector<uint32_t> places) {
+        return SizeTemplate{std::move(symbols), to_polynomials(polynomials), std::move(places)};
+      }))
+      .def("match", [](const SizeTemplate& self, const Outline& outline) { return self.match(outline.integers); });
+  py::class_<Structure>(m, "Structure").def_property_readonly("key", [](const Structure& s) { return key_of(s.key); });
+}
+
+void bind_batch(py::module& m) {
+  py::class_<Batch, std::shared_ptr<Batch>>(m, "Batch")
+      .def_property_readonly("key", [](const Batch& batch) { return key_of(batch.key); })
+      .def_property_readonly("num_operations", &Batch::operations)
+      .def_property_readonly("num_inputs", &Batch::leaves)
+      .def("place", [](const Batch& batch) { return key_of(batch.place()); })
+      .def_property_readonly("num_outputs", [](const Batch& batch) { return batch.roots.size(); })
+      .def_property_readonly("device", [](const Batch& batch) { return static_cast<int>(batch.state->index); })
+      .def(
+          "inputs",
+          [](Batch& batch, const std::vector<int64_t>& update, bool preserve) {
+            batch.state->executor->speculator.drop();
+            return batch.inputs(update, preserve);
+          },
+          py::arg("update") = std::vector<int64_t>(), py::arg("preserve") = false)
+      .def(
+          "recover", &recover_from, py::arg("error"), py::arg("update"), py::arg("lost"),
+          "A program in Python has failed. `lost`: inputs that it updates where they are may be half-written.")
+      .def("own_inputs", &Batch::own_inputs)
+      .def(
+          "numbers",
+          [](const Batch& batch) {
+            const auto numbers = batch.numbers();
+            py::list result(numbers.size());
+            for (size_t i = 0; i < numbers.size(); ++i) {
+              result[i] = to_python(numbers[i]);
+            }
+            return result;
+          })
+      .def(
+          "raw",
+          [](const Batch& batch, const std::optional<std::vector<int64_t>>& integers) {
+            return raw_graph(batch, integers ? &*integers : nullptr);
+          },
+          py::arg("integers") = py::none(), "The graph as plain data; with other integers than its own, if given (see Outline).")
+      .def("outline", [](const Batch& batch) { return std::make_unique<Outline>(batch); })
+      .def("positions", &Batch::positions)
+      .def("structure", [](const Batch& batch) { return std::make_unique<Structure>(batch); })
+      .def("matches", &Batch::matches)
+      .def_property(
+          "unawaited", [](const Batch& batch) { return batch.mode == Batch::Mode::MayOverlap; },
+          [](Batch& batch, bool unawaited) { batch.mode = unawaited ? Batch::Mode::MayOverlap : Batch::Mode::Awaited; },
+          "No thread needs a value of it now.")
+      .def(
+          "run",
+          [](const std::shared_ptr<Batch>& batch, const std::shared_ptr<Program>& program, const std::vector<int64_t>& update,
+             const std::vector<int64_t>& symbols, bool preserve, py::object diagnose) {
+            std::shared_ptr<void> kept = batch->mode == Batch::Mode::MayOverlap ? kept_object(std::move(diagnose)) : nullptr;
+            py::gil_scoped_release release;
+            return batch->state->executor->run(batch, program, update, symbols, preserve, std::move(kept));
+          },
+          py::arg("program"), py::arg("update"), py::arg("symbols"), py::arg("preserve"), py::arg("diagnose"))
+      .def("interpret", &Batch::interpret, py::arg("interruptible"), py::call_guard<py::gil_scoped_release>())
+      .def("commit", [](Batch& batch, std::vector<std::optional<at::Tensor>> results) {
+        std::vector<at::Tensor> outputs;
+        for (auto& result : results) {
+          outputs.push_back(result ? std::move(*result) : at::Tensor());
+        }
+        py::gil_scoped_release release;
+        batch.commit_results(std::move(outputs));
+      });
+  m.def("collect", [](int device) { return collect(state_of(device)); });
+  m.def("peek", &peek);
+  py::class_<PlainDispatch>(m, "PlainDispatch", "While it lives, operators of this thread are kernels and nothing else.")
+      .def(py::init<>());
+}
+
+} // namespace
+} // namespace tarry
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  using namespace tarry;
+  register_hooks();
+  bind_device(m);
+  bind_program(m);
+  bind_custom_op(m);
+  bind_replay(m);
+  bind_settings(m);
+  bind_counters(m);
+  bind_values(m);
+  bind_steps(m);
+  bind_structures(m);
+  bind_batch(m);
+}

@@ -1,0 +1,269 @@
+// The recorded graph: nodes, the storages that hold their values, and the state of a device.
+//
+// What a TarryStorage holds is one of four (Contents): nothing yet, an output of a node that is still to be computed, a tensor on
+// the real device, or the error of what could not be computed (failure.h). `home` covers the whole storage. A tensor may look at the storage through any other layout: the layout then stands on
+// the edge by which a node reads it (Edge::view) or writes it (the node's output is the new value of the whole storage).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/flat_hash_map.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "core/failure.h"
+#include "core/hash.h"
+#include "core/layout.h"
+#include "core/operator.h"
+
+namespace tarry {
+
+struct Node;
+using NodePtr = c10::intrusive_ptr<Node>;
+
+using WeakStorageImpl = c10::weak_intrusive_ptr<c10::StorageImpl>;
+inline WeakStorageImpl weak(c10::StorageImpl* storage) {
+  return WeakStorageImpl(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
+}
+
+struct Edge {
+  NodePtr node;
+  uint32_t output = 0;
+  const Layout* view = nullptr; // null: read in the value's home layout
+};
+
+struct Value {
+  NodePtr node;
+  uint32_t output = 0;
+};
+
+// How an operator's results come out, for given argument types and constants. Cached; immutable.
+struct Signature {
+  enum class Return : uint8_t { Fresh, Argument, View, Undefined, List, Constant };
+  struct Item {
+    Return kind;
+    uint32_t index = 0; // Fresh: which output; Argument, View: position among the tensor arguments; List: its length
+    c10::IValue constant;
+    const Layout* view = nullptr; // View: how it lies in the argument's storage, counted from where the argument begins
+  };
+  bool runs_eagerly = false; // no shape can be told before the data are there
+  bool only_views = false;   // nothing to compute: all results look at the arguments' storages
+  std::vector<const Layout*> fresh;
+  std::vector<Item> items;            // a List item is followed by its elements
+  std::vector<c10::Warning> warnings; // that eager PyTorch gives at every such call
+  // Per mutable tensor argument without elements: its new layout, or null if unchanged. A call that would change the sizes or
+  // strides of any other argument runs eagerly.
+  std::vector<const Layout*> resized;
+};
+
+// What stands in a tensor slot of the schema.
+enum Slot : int16_t { kAbsent = 0, kEdge = 1, kWrappedNumber = 2 };
+
+struct Mutation {
+  uint32_t edge; // the (first) edge that this storage's old value comes in by
+  const Layout* home;
+  bool discards = false; // that old value is not the contents from before the write, which were dropped uncomputed
+};
+
+// Immutable once recorded, but for its numbers and data when the node is used again in the next step.
+struct Node final : c10::intrusive_ptr_target {
+  ~Node() override;
+
+  const Operator* op = nullptr; // null: a leaf, whose value is `data`
+  const Signature* signature = nullptr;
+  Hash128 type_hash;  // operator, argument types and constants
+  Hash128 hash;       // type_hash and the hashes of all that flows in
+  uint64_t epoch = 0; // with position: the place in the program
+  uint32_t position = 0;
+  uint32_t site = 0;
+  int32_t region = 0;    // of activation recomputation; 0 outside
+  uint32_t lane = 0;     // the thread that recorded it (failure.h)
+  bool may_fail = false; // on data, itself or something that flows in; a leaf does not
+  c10::SmallVector<Edge, 3> edges;
+  c10::SmallVector<c10::IValue, 4> constants; // non-tensor arguments and wrapped numbers in schema order, then the seed if random
+  c10::SmallVector<int16_t, 8> slots;         // for each tensor argument a Slot; for each list its length and its Slots
+  c10::SmallVector<Mutation, 1> mutations;
+
+  const Layout* leaf_layout = nullptr;
+  at::Tensor data;                                                // of a leaf
+  WeakStorageImpl source{c10::intrusive_ptr<c10::StorageImpl>()}; // of a leaf: the storage that it last stood for
+  bool steady = false;                                            // of a leaf: it was that storage the time before, too
+  std::unique_ptr<std::vector<at::Tensor>> results; // outputs computed already, kept because something pending needs them
+
+  bool is_leaf() const { return op == nullptr; }
+  size_t outputs() const { return op ? signature->fresh.size() + mutations.size() : 1; }
+  const Layout* output_layout(uint32_t i) const {
+    if (!op) {
+      return leaf_layout;
+    }
+    return i < signature->fresh.size() ? signature->fresh[i] : mutations[i - signature->fresh.size()].home;
+  }
+};
+
+struct DeviceState;
+class Executor; // execute/executor.h
+struct Trace;   // replay.h
+
+enum class Contents : uint8_t {
+  Uninitialised, // arbitrary (torch.empty): neither of the fields below is set
+  Pending,       // output `value.output` of `value.node`, to be computed
+  Data, // `data`: on the real device, with exactly the layout `home`. While a step is in flight, perhaps a buffer that is being filled
+  Failed, // could not be computed: reading raises `failure` until all of it is overwritten
+};
+
+struct TarryStorage final : c10::StorageImpl {
+  TarryStorage(DeviceState* state, const Layout* home, size_t nbytes);
+  TarryStorage(DeviceState* state, const Layout* home, size_t nbytes, at::DataPtr address); // one that a lazy clone shares
+  ~TarryStorage() override;
+  void release_resources() override;
+
+  // Takes on another home layout and its size; the contents are the caller's affair.
+  void become(const Layout* layout);
+
+  DeviceState* const state;
+  const uint64_t serial; // no two storages of a process have the same; later ones have greater ones
+  const Layout* home;
+  // At most one of these is set; set_pending(), set_data() and set_failed() change it.
+  at::Tensor data;
+  Value value;
+  FailurePtr failure;
+  Contents contents() const {
+    return value.node ? Contents::Pending : data.defined() ? Contents::Data : failure ? Contents::Failed : Contents::Uninitialised;
+  }
+  NodePtr leaf; // the leaf that stands for `data` (or what it was before this step's writes), if leaf->epoch is the device's
+  uint64_t leaf_epoch = 0;
+  // Once it was pending, a storage has a weak reference to itself until it is released: without any, c10 would delete it without
+  // looking whether somebody who holds the device's lock has taken a weak reference meanwhile.
+  bool keeps_count = false;
+  TarryStorage** claim = nullptr; // the root of the batch in flight that will fill this storage, to be cleared on death
+  // Links of the device's list of pending storages.
+  TarryStorage* previous = nullptr;
+  TarryStorage* next = nullptr;
+
+ private:
+  void leave();
+  bool released_ = false;
+};
+
+using StoragePtr = c10::intrusive_ptr<TarryStorage>;
+
+uint64_t next_serial(); // of the next storage that will be made
+
+constexpr uint32_t kNever = UINT32_MAX;
+
+// What the device's tensors would hold in eager, and what pending work holds besides: see memory.h.
+struct DeviceBytes {
+  std::atomic<int64_t> live{0}; // the only one that is not guarded by the device's lock
+  uint64_t epoch = 0;           // of the two below
+  int64_t pinned = 0;           // at most: what has read a leaf may be dead
+  int64_t peak = 0;
+};
+
+// Declared before the lock, so that what it holds is freed after the lock is released.
+struct Graveyard {
+  c10::SmallVector<NodePtr, 4> nodes;
+  c10::SmallVector<at::Tensor, 2> tensors;
+  std::vector<WeakStorageImpl> storages;
+  std::vector<FailurePtr> failures;
+};
+
+// All that is recorded on a device. `mutex` guards the fields below and those of the device's storages. Nothing that may
+// take the GIL, run a kernel or free a tensor happens under it: what is replaced goes into a Graveyard first.
+struct DeviceState {
+  explicit DeviceState(c10::DeviceIndex index);
+
+  const c10::DeviceIndex index;
+  std::mutex mutex;
+  TarryStorage* pending = nullptr;
+  uint64_t epoch = 1;           // what is recorded between two cuts
+  uint32_t position = 0;        // of the next node in this epoch
+  std::vector<NodePtr> history; // nodes of an executed step by position, free to be used again
+  ska::flat_hash_map<Hash128, std::unique_ptr<Signature>, HashOfHash> signatures;
+  // Of custom operators: a call with its numbers, to the call's hash with the shapes that they make of it.
+  ska::flat_hash_map<Hash128, Hash128, HashOfHash> shapes_by_numbers;
+  DeviceBytes bytes;
+  std::unordered_set<Hash128, HashOfHash> checked; // what check_once() has found to be right
+  uint64_t recorded = 0;
+  uint64_t reused = 0;
+  const std::unique_ptr<Executor> executor; // how batches are computed
+  std::atomic<Trace*> trace{nullptr};       // while a call is watched that may be replayed later
+
+  uint64_t next_epoch(Graveyard& graveyard); // begins it, and gives the one that ends. Under the lock
+  void link(TarryStorage* storage);
+  void unlink(TarryStorage* storage);
+};
+
+DeviceState& device_state(c10::DeviceIndex index);
+// Null if it is not one of ours: made from a raw pointer, or a slice of one (kernels.cpp).
+TarryStorage* as_tarry(c10::StorageImpl* storage);
+// Null if the tensor has no storage of ours: it is sparse, or somebody made it from a raw pointer.
+TarryStorage* storage_of(const c10::TensorImpl* tensor);
+
+[[noreturn]] void refuse_bounds(const Layout* view, const Layout* home);
+// A tensor may be larger than its storage, once that was made smaller. It must not be read or written.
+inline void check_bounds(const Layout* view, const Layout* home) {
+  if (C10_UNLIKELY(view->nbytes > home->nbytes)) {
+    refuse_bounds(view, home);
+  }
+}
+inline bool is_tarry(const at::Tensor& tensor) {
+  return tensor.device().type() == c10::DeviceType::PrivateUse1;
+}
+
+at::Tensor make_tensor(DeviceState& state, const Layout* layout, StoragePtr storage);
+at::Tensor make_uninitialised(DeviceState& state, const Layout* layout);
+// A tarry tensor over a real one, which must not be written by anybody else from now on.
+at::Tensor wrap_real(DeviceState& state, at::Tensor real);
+// A tensor on the real device becomes a copy of one on the host (or elsewhere). What is on its way there need not be waited for.
+void fill_from(at::Tensor& real, const at::Tensor& source);
+// A tarry tensor with a copy of a host (or other foreign) tensor.
+at::Tensor upload(DeviceState& state, const at::Tensor& source);
+
+// `storage[start : start + nbytes]` of the storage that `bytes` shows, and UntypedStorage._swap_data_ptr_ (kernels.cpp).
+c10::intrusive_ptr<c10::StorageImpl> slice_storage(const at::Tensor& bytes, int64_t start, int64_t nbytes);
+void swap_storages(const at::Tensor& left, const at::Tensor& right);
+
+// Sets the storage's contents. The caller holds the lock; what is replaced goes into the graveyard.
+void set_pending(TarryStorage* storage, NodePtr node, uint32_t output, Graveyard& graveyard);
+void set_data(TarryStorage* storage, at::Tensor data, Graveyard& graveyard);
+void set_failed(TarryStorage* storage, FailurePtr failure, Graveyard& graveyard); // null: uninitialised
+// The storage's current value as a node output. The caller holds the lock.
+Value current_value(TarryStorage* storage, Graveyard& graveyard);
+
+// Computes all that is pending (through the Python runtime), then gives the real tensor that `tensor` looks at.
+at::Tensor materialise(const at::Tensor& tensor, const char* reason);
+// As above, for somebody who copies it at once: perhaps not the tensor itself, and on the host.
+at::Tensor materialise_for_reading(const at::Tensor& tensor, const char* reason);
+// As above, for writing: nobody else sees the buffer.
+at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason);
+at::Tensor clone_exactly(const at::Tensor& tensor); // same strides
+at::Tensor alias(const at::Tensor& tensor);         // another tensor over the same storage, as detach() makes it
+at::Tensor view_as_layout(const at::Tensor& home, const Layout* layout);
+
+// Data made by a backend on another device are moved when they are next needed. A tensor on the meta device stands for data
+// that only the backend can read: the Python runtime makes a tensor of them.
+at::Tensor on_real_device(at::Tensor data, const DeviceState& state);
+
+// While it lives, operators on real tensors run as plain kernels: no autograd, and nothing of what the user's thread has
+// switched on (autocast, dispatch modes, function transforms), which has had its effect on what was recorded already.
+struct PlainDispatch {
+  c10::impl::ForceDispatchKeyGuard guard{
+      c10::DispatchKeySet(c10::DispatchKey::BackendSelect),
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset};
+};
+
+// The real device behind tarry:index; -1 is the current one.
+c10::Device real_device(c10::DeviceIndex index = -1);
+void set_real_device(c10::DeviceIndex index, c10::Device device);
+
+} // namespace tarry

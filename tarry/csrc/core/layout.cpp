@@ -1,0 +1,92 @@
+#include "core/layout.h"
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+namespace tarry {
+namespace {
+
+bool is_dense(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  c10::SmallVector<std::pair<int64_t, int64_t>, 8> dims;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] == 0) {
+      return true;
+    }
+    if (sizes[i] != 1) {
+      dims.emplace_back(strides[i], sizes[i]);
+    }
+  }
+  std::sort(dims.begin(), dims.end());
+  int64_t expected = 1;
+  for (auto& [stride, size] : dims) {
+    if (stride != expected) {
+      return false;
+    }
+    expected *= size;
+  }
+  return true;
+}
+
+struct Table {
+  std::mutex mutex;
+  std::unordered_multimap<uint64_t, std::unique_ptr<Layout>> layouts;
+};
+
+// Never destroyed: storages may outlive static destruction.
+Table& table() {
+  static auto* instance = new Table();
+  return *instance;
+}
+
+} // namespace
+
+const Layout* intern_layout(c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset) {
+  Hash128 hash;
+  hash = mix(hash, static_cast<uint64_t>(dtype) << 32 | sizes.size());
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    hash = mix(mix(hash, static_cast<uint64_t>(sizes[i])), static_cast<uint64_t>(strides[i]));
+  }
+  const Hash128 full = mix(hash, static_cast<uint64_t>(offset));
+  auto& shared = table();
+  std::lock_guard<std::mutex> guard(shared.mutex);
+  auto [begin, end] = shared.layouts.equal_range(full.lo);
+  for (auto it = begin; it != end; ++it) {
+    const Layout& l = *it->second;
+    if (l.dtype == dtype && l.offset == offset && c10::IntArrayRef(l.sizes) == sizes && c10::IntArrayRef(l.strides) == strides) {
+      return it->second.get();
+    }
+  }
+  auto layout = std::make_unique<Layout>();
+  layout->dtype = dtype;
+  layout->offset = offset;
+  layout->sizes = c10::DimVector(sizes.begin(), sizes.end());
+  layout->strides = c10::DimVector(strides.begin(), strides.end());
+  layout->type_hash = hash;
+  layout->hash = full;
+  layout->numel = 1;
+  int64_t last = offset;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    layout->numel *= sizes[i];
+    last += (sizes[i] - 1) * strides[i];
+  }
+  layout->nbytes = layout->numel == 0 ? 0 : static_cast<size_t>(last + 1) * c10::elementSize(dtype);
+  layout->dense = offset == 0 && is_dense(sizes, strides);
+  const Layout* result = layout.get();
+  shared.layouts.emplace(full.lo, std::move(layout));
+  return result;
+}
+
+const Layout* flat_layout(c10::ScalarType dtype, int64_t numel) {
+  const int64_t one = 1;
+  return intern_layout(dtype, c10::IntArrayRef(&numel, 1), c10::IntArrayRef(&one, 1));
+}
+
+const Layout* flat_home(c10::ScalarType dtype, size_t nbytes) {
+  const size_t item = c10::elementSize(dtype);
+  return nbytes % item == 0 ? flat_layout(dtype, static_cast<int64_t>(nbytes / item))
+                            : flat_layout(c10::kByte, static_cast<int64_t>(nbytes));
+}
+
+} // namespace tarry

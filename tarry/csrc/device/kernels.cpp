@@ -1,0 +1,511 @@
+// Operators that are not simply recorded: views (PyTorch's own kernels, which only touch metadata), allocation, transfer
+// between devices, reading values, and a few composites whose stock decomposition is wrong or slow for a lazy device.
+#include <ATen/EmptyTensor.h>
+#include <ATen/Context.h>
+#include <ATen/native/Resize.h>
+#include <ATen/native/TensorFactories.h>
+#include <ATen/native/TensorShape.h>
+#include <ATen/ops/_conj.h>
+#include <ATen/ops/_local_scalar_dense.h>
+#include <ATen/ops/_native_batch_norm_legit.h>
+#include <ATen/ops/_neg_view.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/conj_physical.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/kaiser_window.h>
+#include <ATen/ops/neg.h>
+#include <ATen/ops/set_native.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
+#include <ATen/ops/view_native.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/impl/COW.h>
+#include <torch/library.h>
+
+#include "execute/executor.h"
+#include "device/hooks.h"
+#include "record/record.h"
+#include "replay/replay.h"
+
+namespace tarry {
+namespace {
+
+// ---- allocation
+
+void check_strided(std::optional<at::Layout> layout) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !layout || *layout == at::kStrided, "tarry supports strided (dense) tensors only, not ", *layout,
+      ". Keep such tensors on the CPU, or make them dense.");
+}
+
+at::Tensor empty_strided(
+    at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+    std::optional<at::Device> device, std::optional<bool> /*pin_memory*/) {
+  check_strided(layout);
+  at::detail::check_size_nonnegative(size);
+  if (C10_UNLIKELY(dtype == at::kComplexHalf)) {
+    TORCH_WARN_ONCE("ComplexHalf support is experimental and many operators don't support it yet.");
+  }
+  const auto type = c10::dtype_or_default(dtype);
+  at::detail::computeStorageNbytes(size, stride, c10::elementSize(type)); // refuses what has no size
+  auto& state = device_state(device ? checked_device(device->index()) : -1);
+  at::Tensor result = make_uninitialised(state, intern_layout(type, size, stride));
+  if (C10_UNLIKELY(at::globalContext().deterministicAlgorithms() && at::globalContext().deterministicFillUninitializedMemory())) {
+    at::native::fill_empty_deterministic_(result);
+  }
+  return result;
+}
+
+// PyTorch's kernel computes it on the host, or by a kernel of the device's own.
+at::Tensor kaiser_window_beta(
+    int64_t length, bool periodic, double beta, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+    std::optional<at::Device> device, std::optional<bool> /*pin_memory*/) {
+  check_strided(layout);
+  const auto target = device.value_or(at::Device(c10::DeviceType::PrivateUse1));
+  return at::kaiser_window(length, periodic, beta, dtype, layout, at::Device(at::kCPU), false).to(target);
+}
+
+at::Tensor kaiser_window_periodic(
+    int64_t length, bool periodic, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+    std::optional<at::Device> device, std::optional<bool> pin_memory) {
+  return kaiser_window_beta(length, periodic, 12.0, dtype, layout, device, pin_memory);
+}
+
+at::Tensor kaiser_window(
+    int64_t length, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout, std::optional<at::Device> device,
+    std::optional<bool> pin_memory) {
+  return kaiser_window_beta(length, true, 12.0, dtype, layout, device, pin_memory);
+}
+
+at::Tensor empty(
+    at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout, std::optional<at::Device> device,
+    std::optional<bool> pin_memory, std::optional<at::MemoryFormat> format) {
+  c10::DimVector strides(size.size());
+  if (format == at::MemoryFormat::ChannelsLast) {
+    TORCH_CHECK(size.size() == 4, "required rank 4 tensor to use channels_last format");
+    const auto computed = c10::get_channels_last_strides_2d(size);
+    std::copy(computed.begin(), computed.end(), strides.begin());
+  } else if (format == at::MemoryFormat::ChannelsLast3d) {
+    TORCH_CHECK(size.size() == 5, "required rank 5 tensor to use channels_last_3d format");
+    const auto computed = c10::get_channels_last_strides_3d(size);
+    std::copy(computed.begin(), computed.end(), strides.begin());
+  } else {
+    int64_t stride = 1;
+    for (size_t i = size.size(); i-- > 0;) {
+      strides[i] = stride;
+      stride *= std::max<int64_t>(size[i], 1);
+    }
+  }
+  return empty_strided(size, strides, dtype, layout, device, pin_memory);
+}
+
+// Exactly these strides, which may overlap or leave gaps: what is recorded has neither.
+at::Tensor new_empty_strided(
+    const at::Tensor& self, at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool> pin_memory) {
+  return at::empty_strided(size, stride, dtype.value_or(self.scalar_type()), layout, device.value_or(self.device()), pin_memory);
+}
+
+at::Tensor zero_tensor(
+    at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout, std::optional<at::Device> device,
+    std::optional<bool> pin_memory) {
+  return at::zeros(size, dtype, layout, device, pin_memory);
+}
+
+// ---- views
+
+at::Tensor as_strided(const at::Tensor& self, at::IntArrayRef size, at::IntArrayRef stride, std::optional<int64_t> offset) {
+  return at::native::as_strided_tensorimpl(self, size, stride, offset);
+}
+
+at::Tensor view(const at::Tensor& self, at::IntArrayRef size) {
+  return at::native::view(self, size);
+}
+
+at::Tensor reshape_alias(const at::Tensor& self, at::IntArrayRef size, at::IntArrayRef stride) {
+  return at::native::_reshape_alias(self, size, stride);
+}
+
+at::Tensor unfold(const at::Tensor& self, int64_t dimension, int64_t size, int64_t step) {
+  return at::native::unfold(self, dimension, size, step);
+}
+
+at::Tensor view_as_real(const at::Tensor& self) {
+  return at::native::view_as_real(self);
+}
+
+at::Tensor view_as_complex(const at::Tensor& self) {
+  return at::native::view_as_complex(self);
+}
+
+// Part of a storage: `storage[a:b]`. A tensor that is set to it looks at the storage that it is part of.
+struct StorageSlice final : c10::StorageImpl {
+  StorageSlice(StoragePtr whole, int64_t start, int64_t nbytes)
+      : c10::StorageImpl(
+            use_byte_size_t(), nbytes,
+            at::DataPtr(static_cast<char*>(whole->_mutable_data_ptr_no_checks().get()) + start, whole->device()),
+            /*allocator=*/nullptr, /*resizable=*/false),
+        whole(std::move(whole)),
+        start(start) {}
+
+  const StoragePtr whole;
+  const int64_t start;
+};
+
+at::Tensor& set_storage_and_size(
+    at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size, at::IntArrayRef stride) {
+  TORCH_CHECK(
+      source.device_type() == c10::DeviceType::PrivateUse1, "Expected a storage on device 'tarry' but found one on ",
+      source.device());
+  TORCH_CHECK(offset >= 0, "Tensor: invalid storage offset ", offset);
+  at::detail::check_size_nonnegative(size);
+  c10::DimVector strides(stride.begin(), stride.end());
+  if (stride.size() != size.size()) {
+    strides.resize(size.size());
+    int64_t step = 1;
+    for (size_t i = size.size(); i-- > 0;) {
+      strides[i] = step;
+      step *= std::max<int64_t>(size[i], 1);
+    }
+  }
+  at::detail::computeStorageNbytes(size, strides, self.element_size(), offset); // refuses what has no size
+  const size_t nbytes = intern_layout(self.scalar_type(), size, strides, offset)->nbytes;
+  if (const auto* slice = dynamic_cast<StorageSlice*>(source.unsafeGetStorageImpl())) {
+    const auto item = static_cast<int64_t>(self.element_size());
+    TORCH_CHECK(nbytes <= slice->nbytes(), "Trying to resize storage that is not resizable");
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        slice->start % item == 0, "tarry: a slice of a storage from byte ", slice->start, " on cannot be seen as ",
+        self.scalar_type(), ", whose size is ", item, " bytes. Copy it first: storage[a:b].clone()");
+    offset += slice->start / item;
+    source = c10::Storage(slice->whole);
+  }
+  TORCH_CHECK(
+      as_tarry(source.unsafeGetStorageImpl()), "tarry: this storage was made from a raw pointer; copy it to the device instead");
+  if (nbytes > source.nbytes()) {
+    resize_storage(source.unsafeGetStorageImpl(), nbytes);
+  }
+  auto* impl = self.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(std::move(source));
+  impl->set_sizes_and_strides(size, strides, offset);
+  return self;
+}
+
+at::Tensor& set_storage(at::Tensor& self, at::Storage source) {
+  const auto elements = static_cast<int64_t>(source.nbytes() / self.element_size());
+  return set_storage_and_size(self, std::move(source), 0, {elements}, {1});
+}
+
+at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
+  return set_storage_and_size(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
+}
+
+at::Tensor& set_empty(at::Tensor& self) {
+  return set_tensor(self, at::empty({0}, self.options()));
+}
+
+const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef size, std::optional<at::MemoryFormat> format) {
+  auto* impl = self.unsafeGetTensorImpl();
+  if (impl->sizes() == size && !format) {
+    return self;
+  }
+  at::detail::check_size_nonnegative(size);
+  const int64_t offset = impl->storage_offset();
+  impl->set_sizes_contiguous(size);
+  if (format) {
+    impl->empty_tensor_restride(*format);
+  }
+  impl->set_storage_offset(offset);
+  const Layout* layout = layout_of(impl);
+  if (layout->nbytes > impl->unsafe_storage().nbytes()) {
+    TarryStorage* storage = storage_of(impl);
+    TORCH_CHECK(storage, "tarry: cannot resize a ", self.layout(), " tensor, or one that was made from a raw pointer");
+    std::unique_lock<std::mutex> lock(storage->state->mutex);
+    if (layout->dense && storage->contents() == Contents::Uninitialised) {
+      storage->become(layout); // nothing written yet: it simply becomes a storage of this layout
+    } else {
+      lock.unlock();
+      resize_storage(storage, layout->nbytes);
+    }
+  }
+  return self;
+}
+
+bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& from) {
+  // A tarry tensor is a plain TensorImpl, as is a CPU or CUDA one: `parameter.data = ...` keeps the same Parameter across
+  // devices, and with it tied weights.
+  return self.layout() == at::kStrided && from.layout() == at::kStrided;
+}
+
+// ---- transfer and reading
+
+Operator* copy_operator() {
+  static Operator* op = find_operator("aten::copy_", "");
+  return op;
+}
+
+at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+  if (!is_tarry(self)) {
+    return self.copy_(materialise_for_reading(source, "copy to another device"), non_blocking);
+  }
+  if (self.is_conj() || self.is_neg()) {
+    // Write the conjugated (negated) source to what the view stands for.
+    at::Tensor plain = self, value = source;
+    if (plain.is_conj()) {
+      plain = at::_conj(plain);
+      value = at::conj_physical(value);
+    }
+    if (plain.is_neg()) {
+      plain = at::_neg_view(plain);
+      value = at::neg(value);
+    }
+    copy(plain, value, non_blocking);
+    return self;
+  }
+  if (is_tarry(source) && source.device() != self.device()) {
+    return copy(self, materialise_for_reading(source, "copy to another device"), non_blocking);
+  }
+  if (is_tarry(source) || source.unsafeGetTensorImpl()->is_wrapped_number()) {
+    torch::jit::Stack stack{self, source, non_blocking};
+    record(*copy_operator(), &stack);
+    return self;
+  }
+  TarryStorage* storage = storage_of(self.unsafeGetTensorImpl());
+  TORCH_CHECK(storage, "tarry: cannot copy into a ", self.layout(), " tensor");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      source.layout() == at::kStrided, "tarry supports strided (dense) tensors only, not ", source.layout(),
+      ". Call .to_dense() before .to(\"tarry\").");
+  const bool may_be_taken_back = [storage] {
+    std::lock_guard<std::mutex> guard(storage->state->mutex);
+    return tarry::may_be_taken_back(*storage->state) && storage->contents() != Contents::Uninitialised;
+  }();
+  if (storage->home->describes(self.unsafeGetTensorImpl()) && !may_be_taken_back) {
+    mark_used();
+    const Layout* home = storage->home;
+    at::Tensor real = at::empty_strided(
+        home->sizes, home->strides, at::TensorOptions().dtype(home->dtype).device(real_device(storage->state->index)));
+    fill_from(real, source);
+    trace_upload(*storage, source);
+    Graveyard graveyard;
+    std::lock_guard<std::mutex> guard(storage->state->mutex);
+    storage->mutable_data_ptr(); // see set_pending()
+    set_data(storage, std::move(real), graveyard);
+    storage->state->executor->speculator.note_upload(storage);
+    return self;
+  }
+  torch::jit::Stack stack{self, upload(*storage->state, source), non_blocking};
+  record(*copy_operator(), &stack);
+  return self;
+}
+
+at::Tensor copy_from(const at::Tensor& self, const at::Tensor& target, bool non_blocking) {
+  at::Tensor destination = target;
+  if (is_tarry(target)) {
+    copy(destination, self, non_blocking);
+  } else {
+    destination.copy_(materialise_for_reading(self, "copy to another device"), non_blocking);
+  }
+  return target;
+}
+
+at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& target) {
+  target.resize_(self.sizes());
+  return copy_from(self, target, false);
+}
+
+at::Scalar local_scalar_dense(const at::Tensor& self) {
+  return at::_local_scalar_dense(materialise_for_reading(self, "item"));
+}
+
+void record_stream(at::Tensor& /*self*/, at::Stream /*stream*/) {
+  // Memory belongs to the backend's program; there is no stream to protect it from.
+}
+
+bool is_set_to(const at::Tensor& self, const at::Tensor& other) {
+  return self.storage().unsafeGetStorageImpl() == other.storage().unsafeGetStorageImpl() &&
+      self.storage_offset() == other.storage_offset() && self.sizes() == other.sizes() && self.strides() == other.strides();
+}
+
+// The device copies on write anyway. c10 makes the clone's storage, so that the two share an address until one is written.
+at::Tensor lazy_clone(const at::Tensor& self) {
+  TarryStorage* storage = storage_of(self.unsafeGetTensorImpl());
+  TORCH_CHECK(storage, "tarry: cannot clone a ", self.layout(), " tensor lazily");
+  const Layout* layout = layout_of(self.unsafeGetTensorImpl());
+  check_bounds(layout, storage->home);
+  const at::Tensor whole = make_tensor(*storage->state, storage->home, StoragePtr::reclaim_copy(storage)).clone();
+  const auto made = c10::impl::cow::lazy_clone_storage(*storage);
+  TarryStorage* clone = as_tarry(made.get());
+  TORCH_INTERNAL_ASSERT(clone);
+  clone->become(storage->home);
+  {
+    std::lock_guard<std::mutex> guard(storage->state->mutex);
+    const TarryStorage* from = storage_of(whole.unsafeGetTensorImpl());
+    clone->value = from->value;
+    clone->data = from->data;
+    clone->failure = from->failure;
+    if (clone->value.node) {
+      storage->state->link(clone);
+    }
+  }
+  return make_tensor(*storage->state, layout, StoragePtr::reclaim_copy(clone));
+}
+
+// ---- operators whose schema does not tell the truth
+
+// The stock operator writes to the running statistics without saying so; this one says so.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(
+    const at::Tensor& input, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
+    const std::optional<at::Tensor>& running_mean, const std::optional<at::Tensor>& running_var, bool training, double momentum,
+    double eps) {
+  const bool has_statistics = running_mean && running_mean->defined() && running_var && running_var->defined();
+  if (!has_statistics) {
+    return at::_native_batch_norm_legit(input, weight, bias, training, momentum, eps);
+  }
+  at::Tensor mean = *running_mean, variance = *running_var;
+  return at::_native_batch_norm_legit(input, weight, bias, mean, variance, training, momentum, eps);
+}
+
+// ---- the kernel of last resort: custom operators and whatever the table does not list
+
+void record_unlisted(const c10::OperatorHandle& handle, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
+  record(*find_operator(handle), stack);
+}
+
+// ---- storages that PyTorch makes by itself (UntypedStorage, torch.load)
+
+c10::intrusive_ptr<c10::StorageImpl> make_storage(
+    c10::StorageImpl::use_byte_size_t, c10::SymInt size, c10::DataPtr data, c10::Allocator* /*allocator*/, bool /*resizable*/) {
+  mark_used();
+  const int64_t nbytes = size.expect_int();
+  if (c10::impl::cow::is_cow_data_ptr(data)) { // lazy_clone() sets its contents
+    DeviceState& state = device_state(data.device().index());
+    return c10::make_intrusive<TarryStorage>(&state, flat_layout(at::kByte, nbytes), static_cast<size_t>(nbytes), std::move(data));
+  }
+  TORCH_CHECK(!data, "tarry: a storage cannot be made from an address on this device, which has none; copy tensors instead");
+  return c10::make_intrusive<TarryStorage>(&device_state(-1), flat_layout(at::kByte, nbytes), static_cast<size_t>(nbytes));
+}
+
+// ---- other layouts
+
+void refuse_layout(const c10::OperatorHandle& handle, c10::DispatchKeySet /*keys*/, torch::jit::Stack* /*stack*/) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, handle.schema().name(), ": tarry supports strided (dense) tensors only, not sparse, nested or quantized ones. ",
+      "Keep such tensors on the CPU, or make them dense (.to_dense()) before .to(\"tarry\").");
+}
+
+TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_layout>());
+}
+
+TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_layout>());
+}
+
+TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_layout>());
+}
+
+TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_layout>());
+}
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&record_unlisted>());
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  c10::SetStorageImplCreate(c10::DeviceType::PrivateUse1, &make_storage);
+  m.impl("empty.memory_format", TORCH_FN(empty));
+  m.impl("empty_strided", TORCH_FN(empty_strided));
+  m.impl("new_empty_strided", TORCH_FN(new_empty_strided));
+  m.impl("_lazy_clone", TORCH_FN(lazy_clone));
+  m.impl("_efficientzerotensor", TORCH_FN(zero_tensor));
+  m.impl("as_strided", TORCH_FN(as_strided));
+  m.impl("view", TORCH_FN(view));
+  m.impl("_reshape_alias", TORCH_FN(reshape_alias));
+  m.impl("unfold", TORCH_FN(unfold));
+  m.impl("view_as_real", TORCH_FN(view_as_real));
+  m.impl("view_as_complex", TORCH_FN(view_as_complex));
+  m.impl("set_.source_Storage", TORCH_FN(set_storage));
+  m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage_and_size));
+  m.impl("set_.source_Tensor", TORCH_FN(set_tensor));
+  m.impl("set_", TORCH_FN(set_empty));
+  m.impl("is_set_to", TORCH_FN(is_set_to));
+  m.impl("resize_", TORCH_FN(resize));
+  m.impl("_has_compatible_shallow_copy_type", TORCH_FN(has_compatible_shallow_copy_type));
+  m.impl("copy_", TORCH_FN(copy));
+  m.impl("_copy_from", TORCH_FN(copy_from));
+  m.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
+  m.impl("_local_scalar_dense", TORCH_FN(local_scalar_dense));
+  m.impl("record_stream", TORCH_FN(record_stream));
+  m.impl("kaiser_window", TORCH_FN(kaiser_window));
+  m.impl("kaiser_window.periodic", TORCH_FN(kaiser_window_periodic));
+  m.impl("kaiser_window.beta", TORCH_FN(kaiser_window_beta));
+  m.impl("native_batch_norm", TORCH_FN(native_batch_norm));
+}
+
+} // namespace
+
+c10::intrusive_ptr<c10::StorageImpl> slice_storage(const at::Tensor& bytes, int64_t start, int64_t nbytes) {
+  TarryStorage* storage = storage_of(bytes.unsafeGetTensorImpl());
+  TORCH_CHECK(storage && start >= 0 && nbytes >= 0 && start + nbytes <= bytes.numel(), "tarry: not a slice of this storage");
+  return c10::make_intrusive<StorageSlice>(StoragePtr::reclaim_copy(storage), bytes.storage_offset() + start, nbytes);
+}
+
+void swap_storages(const at::Tensor& left, const at::Tensor& right) {
+  TarryStorage* const a = storage_of(left.unsafeGetTensorImpl());
+  TarryStorage* const b = storage_of(right.unsafeGetTensorImpl());
+  TORCH_CHECK(a && b && a->state == b->state, "tarry: only storages on the same device can be swapped");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      left.nbytes() == a->nbytes() && right.nbytes() == b->nbytes(),
+      "tarry: a slice of a storage cannot be swapped with another storage");
+  TORCH_CHECK(
+      a->nbytes() == b->nbytes() || a->nbytes() == 0 || b->nbytes() == 0,
+      "_swap_data_ptr_: storages must have the same nbytes or one must have 0, got ", a->nbytes(), " and ", b->nbytes());
+  materialise(left, "swap of storages");
+  materialise(right, "swap of storages");
+  Graveyard graveyard;
+  std::lock_guard<std::mutex> guard(a->state->mutex);
+  TORCH_CHECK(!a->value.node && !b->value.node, "tarry: another thread writes to a storage that is being swapped");
+  at::Tensor data = a->data;
+  set_data(a, b->data, graveyard);
+  set_data(b, std::move(data), graveyard);
+  std::swap(a->home, b->home);
+  const size_t nbytes = a->nbytes(); // not by StorageImpl::swap_data_ptr, which torch 2.11 lacks
+  a->set_nbytes(b->nbytes());
+  b->set_nbytes(nbytes);
+  a->set_data_ptr_noswap(b->set_data_ptr(a->set_data_ptr(at::DataPtr())));
+}
+
+void resize_storage(c10::StorageImpl* raw, size_t nbytes) {
+  TarryStorage* storage = as_tarry(raw);
+  TORCH_CHECK(storage, "Trying to resize storage that is not resizable");
+  const Layout* home = flat_home(storage->home->dtype, nbytes);
+  at::Tensor old;
+  {
+    std::unique_lock<std::mutex> lock(storage->state->mutex);
+    const bool written = storage->contents() != Contents::Uninitialised;
+    lock.unlock();
+    if (written && nbytes != 0 && storage->nbytes() != 0) {
+      const auto bytes = make_tensor(
+          *storage->state, flat_layout(at::kByte, static_cast<int64_t>(storage->nbytes())), StoragePtr::reclaim_copy(storage));
+      old = materialise(bytes, "resize");
+    }
+  }
+  at::Tensor fresh;
+  if (old.defined()) {
+    fresh = at::empty_strided(
+        home->sizes, home->strides, at::TensorOptions().dtype(home->dtype).device(real_device(storage->state->index)));
+    const auto kept = static_cast<int64_t>(std::min(nbytes, storage->nbytes()));
+    view_as_layout(fresh, flat_layout(at::kByte, kept)).copy_(view_as_layout(old, flat_layout(at::kByte, kept)));
+  }
+  Graveyard graveyard;
+  std::lock_guard<std::mutex> guard(storage->state->mutex);
+  set_data(storage, std::move(fresh), graveyard);
+  storage->become(home);
+}
+
+} // namespace tarry

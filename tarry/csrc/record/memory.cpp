@@ -1,0 +1,85 @@
+#include "record/memory.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+namespace tarry {
+namespace {
+
+std::atomic<int64_t> max_pending_bytes{64 << 20};
+constexpr double kPatience = 2.0; // by which the budget may be exceeded until a good place comes
+
+// How far what is held lies above what eager has held at its worst, as a share of what is allowed; above 1 is too much.
+double share_of_budget(const DeviceBytes& bytes) {
+  const int64_t allowed = std::max({max_pending_bytes.load(std::memory_order_relaxed), bytes.peak / 2, int64_t{1}});
+  return static_cast<double>(bytes.live + bytes.pinned - bytes.peak) / static_cast<double>(allowed);
+}
+
+// The counts of this epoch: a cut starts them anew.
+DeviceBytes& counts(DeviceState& state) {
+  if (C10_UNLIKELY(state.bytes.epoch != state.epoch)) {
+    state.bytes.epoch = state.epoch;
+    state.bytes.pinned = 0;
+    state.bytes.peak = state.bytes.live;
+  }
+  return state.bytes;
+}
+
+} // namespace
+
+void set_max_pending_bytes(int64_t bytes) {
+  max_pending_bytes = bytes;
+}
+
+void drop_leaf(TarryStorage* storage, Graveyard& graveyard) {
+  if (storage->leaf && storage->leaf_epoch == storage->state->epoch) {
+    counts(*storage->state).pinned += static_cast<int64_t>(storage->leaf->leaf_layout->nbytes);
+  }
+  graveyard.nodes.push_back(std::move(storage->leaf));
+  storage->leaf_epoch = 0;
+}
+
+int64_t pinned_bytes(DeviceState& state) {
+  int64_t found = 0;
+  std::unordered_set<const Node*> seen;
+  std::vector<const Node*> stack;
+  auto visit = [&](const NodePtr& node) {
+    if (node->epoch != state.epoch || !seen.insert(node.get()).second) {
+      return;
+    }
+    if (!node->is_leaf()) {
+      stack.push_back(node.get());
+      return;
+    }
+    const bool is_alive = node->source.use_count() != 0;
+    if (!is_alive || static_cast<TarryStorage*>(node->source._unsafe_get_target())->leaf != node) {
+      found += static_cast<int64_t>(node->leaf_layout->nbytes);
+    }
+  };
+  for (const TarryStorage* storage = state.pending; storage; storage = storage->next) {
+    visit(storage->value.node);
+  }
+  while (!stack.empty()) {
+    const Node* node = stack.back();
+    stack.pop_back();
+    for (const Edge& edge : node->edges) {
+      visit(edge.node);
+    }
+  }
+  return found;
+}
+
+bool over_budget(DeviceState& state, bool reads_pending) {
+  DeviceBytes& bytes = counts(state);
+  bytes.peak = std::max(bytes.peak, bytes.live.load(std::memory_order_relaxed));
+  if (C10_LIKELY(bytes.pinned <= max_pending_bytes.load(std::memory_order_relaxed)) ||
+      share_of_budget(bytes) <= (reads_pending ? kPatience : 1.0)) {
+    return false;
+  }
+  // What has read a leaf may be dead by now, and the leaf with it. A walk costs more than an operator: cut if it would come
+  // again soon.
+  bytes.pinned = pinned_bytes(state);
+  return share_of_budget(bytes) > 0.5;
+}
+
+} // namespace tarry
