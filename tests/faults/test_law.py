@@ -177,6 +177,15 @@ def test_a_tensor_that_is_overwritten_twice_keeps_its_contents() -> None:
     assert x.tolist() == [7.0, 8.0]
 
 
+def test_a_tensor_keeps_its_shape_if_pending_work_fails_when_it_is_resized() -> None:
+    t = _data(1, 2) + 1
+    _kept = _bad()
+    with pytest.raises(IndexError):
+        t.resize_(3, 3)
+    assert (t.shape, t.tolist()) == ((2,), [2.0, 3.0])
+    assert t.resize_(3, 3).shape == (3, 3)
+
+
 # ---- threads
 
 
@@ -200,6 +209,30 @@ def test_another_threads_overwrite_is_not_taken_back() -> None:
     with pytest.raises(IndexError):
         tarry.sync()
     assert (x.tolist(), y.tolist()) == ([5.0, 5.0], [3.0, 3.0])
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda w: w.fill_(7),
+        lambda w: w.add_(1),
+        lambda w: w[:1].zero_(),
+        lambda w: w.copy_(torch.ones(2)),  # from the host
+        lambda w: torch.add(w, 1, out=w),
+        lambda w: torch._foreach_zero_([w]),
+        lambda w: torch.masked_select(w, w > -1, out=w),  # runs eagerly
+    ],
+)
+def test_no_write_follows_a_failure_that_another_thread_has_found(write: Callable[[Tensor], Any]) -> None:
+    w = _data(0, 0)
+    _kept = _bad()
+    _on_thread(tarry.sync)
+    with pytest.raises(IndexError):
+        write(w)
+    assert w.tolist() == [0.0, 0.0]
+    write(w)  # the error was raised
+    w.add_(1)
+    assert w.tolist() != [0.0, 0.0]
 
 
 def test_a_replay_that_fails_has_the_contents_from_before() -> None:

@@ -81,9 +81,8 @@ at::Tensor kaiser_window(
   return kaiser_window_beta(length, true, 12.0, dtype, layout, device, pin_memory);
 }
 
-at::Tensor empty(
-    at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout, std::optional<at::Device> device,
-    std::optional<bool> pin_memory, std::optional<at::MemoryFormat> format) {
+// The strides of a tensor of these sizes in this memory format.
+c10::DimVector strides_of(at::IntArrayRef size, std::optional<at::MemoryFormat> format = std::nullopt) {
   c10::DimVector strides(size.size());
   if (format == at::MemoryFormat::ChannelsLast) {
     TORCH_CHECK(size.size() == 4, "required rank 4 tensor to use channels_last format");
@@ -94,13 +93,20 @@ at::Tensor empty(
     const auto computed = c10::get_channels_last_strides_3d(size);
     std::copy(computed.begin(), computed.end(), strides.begin());
   } else {
+    TORCH_CHECK(!format || format == at::MemoryFormat::Contiguous, "unsupported memory format ", *format);
     int64_t stride = 1;
     for (size_t i = size.size(); i-- > 0;) {
       strides[i] = stride;
       stride *= std::max<int64_t>(size[i], 1);
     }
   }
-  return empty_strided(size, strides, dtype, layout, device, pin_memory);
+  return strides;
+}
+
+at::Tensor empty(
+    at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout, std::optional<at::Device> device,
+    std::optional<bool> pin_memory, std::optional<at::MemoryFormat> format) {
+  return empty_strided(size, strides_of(size, format), dtype, layout, device, pin_memory);
 }
 
 // Exactly these strides, which may overlap or leave gaps: what is recorded has neither.
@@ -165,12 +171,7 @@ at::Tensor& set_storage_and_size(
   at::detail::check_size_nonnegative(size);
   c10::DimVector strides(stride.begin(), stride.end());
   if (stride.size() != size.size()) {
-    strides.resize(size.size());
-    int64_t step = 1;
-    for (size_t i = size.size(); i-- > 0;) {
-      strides[i] = step;
-      step *= std::max<int64_t>(size[i], 1);
-    }
+    strides = strides_of(size);
   }
   at::detail::computeStorageNbytes(size, strides, self.element_size(), offset); // refuses what has no size
   const size_t nbytes = intern_layout(self.scalar_type(), size, strides, offset)->nbytes;
@@ -214,12 +215,9 @@ const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef size, std::opti
   }
   at::detail::check_size_nonnegative(size);
   const int64_t offset = impl->storage_offset();
-  impl->set_sizes_contiguous(size);
-  if (format) {
-    impl->empty_tensor_restride(*format);
-  }
-  impl->set_storage_offset(offset);
-  const Layout* layout = layout_of(impl);
+  const auto strides = strides_of(size, format);
+  at::detail::computeStorageNbytes(size, strides, self.element_size(), offset); // refuses what has no size
+  const Layout* layout = intern_layout(self.scalar_type(), size, strides, offset);
   if (layout->nbytes > impl->unsafe_storage().nbytes()) {
     TarryStorage* storage = storage_of(impl);
     TORCH_CHECK(storage, "tarry: cannot resize a ", self.layout(), " tensor, or one that was made from a raw pointer");
@@ -228,9 +226,10 @@ const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef size, std::opti
       storage->become(layout); // nothing written yet: it simply becomes a storage of this layout
     } else {
       lock.unlock();
-      resize_storage(storage, layout->nbytes);
+      resize_storage(storage, layout->nbytes); // may fail, with what is pending: the tensor is then as before
     }
   }
+  impl->set_sizes_and_strides(size, strides, offset);
   return self;
 }
 
@@ -335,21 +334,28 @@ at::Tensor lazy_clone(const at::Tensor& self) {
   TORCH_CHECK(storage, "tarry: cannot clone a ", self.layout(), " tensor lazily");
   const Layout* layout = layout_of(self.unsafeGetTensorImpl());
   check_bounds(layout, storage->home);
-  const at::Tensor whole = make_tensor(*storage->state, storage->home, StoragePtr::reclaim_copy(storage)).clone();
   const auto made = c10::impl::cow::lazy_clone_storage(*storage);
   TarryStorage* clone = as_tarry(made.get());
   TORCH_INTERNAL_ASSERT(clone);
   clone->become(storage->home);
-  {
-    std::lock_guard<std::mutex> guard(storage->state->mutex);
-    const TarryStorage* from = storage_of(whole.unsafeGetTensorImpl());
-    clone->value = from->value;
-    clone->data = from->data;
-    clone->failure = from->failure;
-    if (clone->value.node) {
-      storage->state->link(clone);
+  at::Tensor whole;
+  std::unique_lock<std::mutex> lock(storage->state->mutex, std::defer_lock);
+  const TarryStorage* from = nullptr;
+  do { // again if another thread has taken the clone for its step: that step does not know the storage made here
+    if (lock.owns_lock()) {
+      lock.unlock();
     }
+    whole = make_tensor(*storage->state, storage->home, StoragePtr::reclaim_copy(storage)).clone();
+    lock.lock();
+    from = storage_of(whole.unsafeGetTensorImpl());
+  } while (from->value.node && from->value.node->epoch != storage->state->epoch);
+  clone->value = from->value;
+  clone->data = from->data;
+  clone->failure = from->failure;
+  if (clone->value.node) {
+    storage->state->link(clone);
   }
+  lock.unlock();
   return make_tensor(*storage->state, layout, StoragePtr::reclaim_copy(clone));
 }
 
