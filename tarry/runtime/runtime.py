@@ -262,6 +262,7 @@ class Runtime:
             self._finish(replay.batch.device)
             if C.pending(replay.batch.device):
                 self.sync("before a replay", replay.batch.device)
+            C.raise_owed()
             results: list[torch.Tensor] | str = replay.arm(arguments, numbers)
             if isinstance(results, str):
                 return results

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/Exceptions.h>
 
+#include <algorithm>
 #include <mutex>
 
 namespace tarry {
@@ -124,6 +125,17 @@ void owe(FailurePtr failure) {
   std::lock_guard<std::mutex> guard(shared.mutex);
   shared.failures.push_back(std::move(failure));
   shared.count = shared.failures.size();
+}
+
+bool is_owed(uint32_t lane) {
+  Owed& shared = owed();
+  if (shared.count.load(std::memory_order_relaxed) == 0) {
+    return false;
+  }
+  std::lock_guard<std::mutex> guard(shared.mutex);
+  return std::any_of(shared.failures.begin(), shared.failures.end(), [lane](const FailurePtr& failure) {
+    return failure->lane == lane && !failure->raised;
+  });
 }
 
 std::vector<FailurePtr> take_all_owed() {

@@ -7,7 +7,7 @@
 //   - Nothing is computed from an input that a program has begun to overwrite (WriteLog in program.h).
 //
 // An error belongs to the thread that recorded the operator (its *lane*) and is raised there: by the read or the cut that computes
-// it or, if another thread computed the step, by this thread's next one.
+// it or, if another thread computed the step, by this thread's next one, or before this thread writes anything else.
 #pragma once
 
 #include <atomic>
@@ -50,6 +50,8 @@ bool is_not_implemented(const std::exception_ptr& error);
 
 // Keeps a failure for the thread that it belongs to.
 void owe(FailurePtr failure);
+// Whether a failure is kept for a thread, and nothing has raised it yet.
+bool is_owed(uint32_t lane);
 // Raises what another thread has found out about this thread's operators and nothing has raised yet. No lock may be held.
 void raise_owed();
 // Errors that no thread will raise any more: at the end of the process.

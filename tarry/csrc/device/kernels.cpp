@@ -277,6 +277,7 @@ at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) 
   TORCH_CHECK_NOT_IMPLEMENTED(
       source.layout() == at::kStrided, "tarry supports strided (dense) tensors only, not ", source.layout(),
       ". Call .to_dense() before .to(\"tarry\").");
+  raise_owed();
   const bool may_be_taken_back = [storage] {
     std::lock_guard<std::mutex> guard(storage->state->mutex);
     return tarry::may_be_taken_back(*storage->state) && storage->contents() != Contents::Uninitialised;

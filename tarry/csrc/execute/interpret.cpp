@@ -125,7 +125,7 @@ class Interpreter {
   FailurePtr inherited_failure(const Node& node) const;
   static const Node* origin_of(const Edge& edge);
   uint32_t lane_of(const Node& node) const { return batch_.replayed ? batch_.lane : node.lane; }
-  void raise_failures(); // in this thread, or later in theirs
+  void raise_failures(); // those of this thread; settle_failures() keeps the others for theirs
 
   Batch& batch_;
   const c10::Device device_;
@@ -562,6 +562,11 @@ void Interpreter::settle_failures() {
     if (batch_.state->position != 0) {
       fail_later_nodes(lost, graveyard);
     }
+    for (const FirstFailure& first : first_failures_) { // under the lock: the next write of these threads finds it
+      if (first.failure->lane != current_lane()) {
+        owe(first.failure);
+      }
+    }
   }
   for (auto& [buffer, value] : copies) {
     if (!value.is_same(buffer)) {
@@ -575,10 +580,8 @@ void Interpreter::raise_failures() {
   FailurePtr mine;
   for (const FirstFailure& first : first_failures_) {
     note_failed_step(first.failure->lane, batch_);
-    if (!mine && first.failure->lane == current_lane()) {
+    if (first.failure->lane == current_lane()) {
       mine = first.failure;
-    } else {
-      owe(first.failure);
     }
   }
   values_.clear();

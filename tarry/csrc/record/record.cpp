@@ -461,7 +461,8 @@ const char* why_eager(const Scan& scan) {
   return nullptr;
 }
 
-// Under the lock: waits for a step in flight that computes an argument, and raises the failure of an argument.
+// Under the lock: waits for a step in flight that computes an argument, and raises the failure of an argument. A thread whose
+// operator has failed in another's hands writes nothing more before it has raised the error.
 void settle_arguments(const Scan& scan, std::unique_lock<std::mutex>& lock) {
   DeviceState& state = *scan.state;
   while (reads_in_flight(scan)) {
@@ -472,6 +473,11 @@ void settle_arguments(const Scan& scan, std::unique_lock<std::mutex>& lock) {
   if (FailurePtr failure = failed_argument(scan)) {
     lock.unlock();
     failure->raise();
+  }
+  if (scan.op.mutates && is_owed(current_lane())) {
+    lock.unlock();
+    raise_owed();
+    lock.lock();
   }
 }
 
@@ -540,6 +546,9 @@ const char* record_node(Scan& scan, c10::ArrayRef<c10::IValue> arguments, Record
 
 void record(const Operator& op, torch::jit::Stack* stack) {
   check_fork();
+  if (op.mutates) {
+    raise_owed();
+  }
   // Backward of what is recorded here runs on the thread that asks for it: recording is too short to be handed to another
   // thread and waited for. (PyTorch gives each device but the CPU a thread of its own otherwise.)
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
