@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.support import DEVICE, load_device, reset_device
+from tests.support import DEVICE, current_backend, load_device, reset_device, restore_backend
 
 # Recording the first example of a new graph is slower than the rest, so hypothesis must not judge by time.
 # The same examples in every run, so that a run of CI fails for what was changed; TARRY_EXPLORE=1 tries others.
@@ -41,7 +41,7 @@ def device() -> str:
 
 @pytest.fixture(autouse=True)
 def _fresh(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Seed the generators, and drop what a test recorded and counted. Tests that need no device do not load one."""
+    """Seed the generators; drop what a test recorded, counted and chose. Tests that need no device do not load one."""
     torch.manual_seed(0)
     touches_device = "device" in request.fixturenames or getattr(request.module, "USES_DEVICE", False)
     if not touches_device:
@@ -49,5 +49,7 @@ def _fresh(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     load_device()
     reset_device()
+    backend = current_backend()
     yield
     reset_device()
+    restore_backend(backend)

@@ -46,6 +46,25 @@ def reset_device(name: str = DEVICE) -> None:
     tarry.metrics.reset()
 
 
+def current_backend() -> Any:
+    """The backend that a test finds."""
+    if DEVICE != "tarry":
+        return None
+    import tarry
+
+    return tarry.get_backend()
+
+
+def restore_backend(backend: Any) -> None:
+    """A test that chooses another backend chooses it for itself alone."""
+    if DEVICE != "tarry":
+        return
+    import tarry
+
+    if tarry.get_backend() is not backend:
+        tarry.set_backend(backend)
+
+
 def counters(name: str = DEVICE) -> dict[str, float]:
     """The device's counters; empty for a device that has none."""
     if name != "tarry":
