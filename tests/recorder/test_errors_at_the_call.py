@@ -260,9 +260,7 @@ LARGE: dict[str, Call] = {
     "alpha": lambda d: torch.add(torch.ones(MANY, device=d), torch.ones(MANY, device=d), alpha=True),
     "bitwise": lambda d: torch.ones(MANY, device=d) & 1,
     "relu": lambda d: torch.ones(MANY, device=d, dtype=torch.bool).relu(),
-    "max": lambda d: torch.ones(MANY, device=d, dtype=torch.complex64).max(),
     "mm": lambda d: torch.ones(400, 400, device=d) @ torch.ones(400, 400, device=d, dtype=torch.float64),
-    "nll_loss": lambda d: F.nll_loss(torch.ones(MANY, 3, device=d), torch.zeros(MANY, dtype=torch.int32, device=d)),
     **{
         f"{convolve.__name__} {name}": lambda d, convolve=convolve, name=name, value=value: convolve(
             torch.ones(1, 2, 300, 300, device=d), torch.ones(2, 2, 3, 3, device=d), **{name: value}

@@ -24,7 +24,7 @@ namespace {
 // What the stand-ins for the arguments are like.
 struct StandIns {
   bool ones = false;         // instead of zeros
-  bool tiny = false;         // of two elements in each dimension at most; kernels check less of a single element (fill_ of float16)
+  int64_t most = 0;          // if not 0: elements in each dimension at most
   bool usual_dtypes = false; // float32 for what is floating or complex, int64 for integers
   bool shared = false;       // they share memory as the arguments do
   int64_t chosen = -1;       // if not negative: how many elements masks choose
@@ -99,9 +99,9 @@ struct Probe {
     const at::ScalarType usual = given == at::kBool ? given : at::isIntegralType(given, false) ? at::kLong : at::kFloat;
     const auto options = at::TensorOptions().dtype(form.usual_dtypes ? usual : given).device(device);
     at::Tensor result;
-    if (form.tiny) {
+    if (form.most != 0) {
       c10::DimVector sizes(tensor.sizes());
-      std::for_each(sizes.begin(), sizes.end(), [](int64_t& size) { size = std::min<int64_t>(size, 2); });
+      std::for_each(sizes.begin(), sizes.end(), [&](int64_t& size) { size = std::min(size, form.most); });
       result = at::empty(sizes, options);
     } else if (form.shared && is_tarry(tensor) && tensor.numel() > 0) {
       result = in_shared_memory(tensor);
@@ -571,13 +571,26 @@ std::unique_ptr<Signature> try_on_cpu(
   return signature;
 }
 
+// Whether the operator can be tried on fewer elements. Kernels that relate tensors by broadcasting, or as factors, find these sizes
+// consistent. Others trust what their integers say of sizes (the output size of a pool, in its backward pass) and read beyond.
+bool takes_fewer_elements(const Operator& op) {
+  const auto is_plain = [](const Argument& argument) {
+    return argument.kind == ArgKind::Tensor || argument.kind == ArgKind::Number;
+  };
+  return op.has(kPointwise) || op.has(kOverwrites) ||
+      (op.has(kProduct) && std::all_of(op.arguments.begin(), op.arguments.end(), is_plain));
+}
+
 // Rules and meta kernels, which large calls rely on, look at little besides sizes. So the real kernel is tried on two elements in each
 // dimension, and refuses the call if sizes cannot be the reason: in a pointwise operator, or if usual dtypes are accepted.
 void check_dtypes(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
+  if (!takes_fewer_elements(op)) {
+    return;
+  }
   const c10::Device cpu(c10::kCPU);
   std::exception_ptr refused, other;
-  if (!try_on(cpu, op, arguments, refused, {.tiny = true}) &&
-      (op.has(kPointwise) || try_on(cpu, op, arguments, other, {.tiny = true, .usual_dtypes = true}))) {
+  if (!try_on(cpu, op, arguments, refused, {.most = 2}) &&
+      (op.has(kPointwise) || try_on(cpu, op, arguments, other, {.most = 2, .usual_dtypes = true}))) {
     std::rethrow_exception(refused);
   }
 }
@@ -823,7 +836,9 @@ void verify_call(const Scan& scan, c10::ArrayRef<c10::IValue> arguments) {
       std::rethrow_exception(error);
     }
   }
-  if (try_on(cpu, op, arguments, error, {.tiny = true})) {
+  // Two elements where that is harmless: kernels check less of a single one (fill_ of float16).
+  const int64_t most = takes_fewer_elements(op) ? 2 : 1;
+  if (try_on(cpu, op, arguments, error, {.most = most})) {
     return;
   }
   if (small) {
@@ -833,10 +848,10 @@ void verify_call(const Scan& scan, c10::ArrayRef<c10::IValue> arguments) {
     }
     return;
   }
-  // Either the numbers are wrong, or two elements are too few.
+  // Either the numbers are wrong, or that was too few elements.
   std::exception_ptr other;
   if (op.has(kPointwise) || op.has(kChecksNumbers) ||
-      try_on(cpu, op, with_ones_for_numbers(op, arguments), other, {.tiny = true})) {
+      try_on(cpu, op, with_ones_for_numbers(op, arguments), other, {.most = most})) {
     std::rethrow_exception(error);
   }
 }
