@@ -11,6 +11,7 @@ MODULES = {
     "record": "benchmarks.record_cost",
     "training": "benchmarks.training_step",
     "first-step": "benchmarks.first_step",
+    "cold-start": "benchmarks.cold_start",
     "generation": "benchmarks.generation",
     "memory": "benchmarks.memory",
     "custom-ops": "benchmarks.custom_ops",

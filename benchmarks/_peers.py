@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 
 class Peer(ABC):
@@ -50,7 +51,8 @@ class Eager(Peer):
 
 
 class Compiled(Eager):
-    """torch.compile on the model, with its default backend or in one of its modes."""
+    """torch.compile on the model, with its default backend or in one of its modes; or, in the mode "regional", on each
+    of its repeated blocks, as PyTorch's documentation advises where compiling takes too long."""
 
     name = "compile"
 
@@ -59,6 +61,14 @@ class Compiled(Eager):
         self.mode = mode
         if mode is not None:
             self.name = f"compile {mode}"
+
+    def wrap(self, model: nn.Module) -> Any:
+        if self.mode != "regional":
+            return torch.compile(model, mode=self.mode)
+        for blocks in (module for module in model.modules() if isinstance(module, nn.ModuleList)):
+            for block in blocks:
+                block.compile()
+        return model
 
 
 class LazyTensorCore(Peer):

@@ -96,7 +96,6 @@ class Results:
                 "python": platform.python_version(),
                 "cpu": _cpu_name(),
                 "gpu": gpu,
-                "threads": "1",
             }
         )
 

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +125,23 @@ GPT2 = Program(
     autocast=True,
 )
 """For a GPU: a step takes seconds on a CPU."""
+
+
+def _gpt(layers: int) -> nn.Module:
+    return GPT(GPTConfig(vocabulary=VOCABULARY, layers=layers, width=128))
+
+
+DEPTHS = tuple(
+    Program(
+        f"GPT by depth {layers}",
+        partial(_gpt, layers),
+        adamw,
+        lambda: (torch.randint(VOCABULARY, (8, 64)), torch.randint(VOCABULARY, (8, 64))),
+        token_loss,
+    )
+    for layers in (2, 4, 8, 16, 32)
+)
+"""What compiling costs where layers repeat."""
 
 MEMORY_PROGRAMS = (
     *PROGRAMS,

@@ -1,6 +1,6 @@
 """Time of a whole training step, loss read each step, against eager PyTorch, the Lazy Tensor Core and torch.compile.
 
-    python -m benchmarks training [--compile] [--backends eager torchscript inductor] [--read-every N] [--json FILE]
+    python -m benchmarks training [--threads N] [--compile] [--backends eager inductor] [--read-every N] [--json FILE]
 
 Every peer trains the same model from the same weights on the same batch; a peer whose final loss strays from eager's
 is reported, since a fast wrong step is worth nothing. Each has a process of its own, because eager CUDA training fails
@@ -53,7 +53,7 @@ class Trainer:
         self._model: Callable[..., torch.Tensor] | nn.Module = model
         self._train: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = self._recorded_or_run
         if isinstance(peer, Compiled):
-            self._model = torch.compile(model, mode=peer.mode)
+            self._model = peer.wrap(model)
         elif isinstance(peer, Replayed):
             self._train = peer.wrap(self._recorded_or_run)
 
@@ -79,12 +79,12 @@ class Trainer:
         return loss.item()
 
 
-def serve(pipe: Connection, program_name: str, peer: Peer, warm_up: int, read_every: int) -> None:
+def serve(pipe: Connection, program_name: str, peer: Peer, warm_up: int, read_every: int, threads: int) -> None:
     """A peer's process: warm up and answer with the seconds of the first step, then run as many steps as asked for.
 
     Answers are (seconds, loss), or a string that says what failed.
     """
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     try:
         peer.start()
         trainer = Trainer(ALL_PROGRAMS[program_name], peer, read_every)
@@ -110,7 +110,13 @@ def _warm_up(trainer: Trainer, steps: int) -> None:
 
 
 def measure(
-    program: Program, peers: Sequence[Peer], warm_up: int, rounds: int, steps: int | None, read_every: int = 1
+    program: Program,
+    peers: Sequence[Peer],
+    warm_up: int,
+    rounds: int,
+    steps: int | None,
+    read_every: int = 1,
+    threads: int = 1,
 ) -> tuple[dict[str, list[float]], list[str]]:
     """Milliseconds per step of each peer, one per round, and notes about peers that failed or disagree."""
     context = multiprocessing.get_context("spawn")
@@ -142,7 +148,8 @@ def measure(
     alone = (os.cpu_count() or 1) < CORES_PER_PEER * len(peers)  # compilers that share cores slow each other down
     for peer in peers:
         here, there = context.Pipe()
-        process = context.Process(target=serve, args=(there, program.name, peer, warm_up - 1, read_every), daemon=True)
+        given = (there, program.name, peer, warm_up - 1, read_every, threads)
+        process = context.Process(target=serve, args=given, daemon=True)
         process.start()
         there.close()
         processes.append(process)
@@ -191,6 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--warm-up", type=int, default=10, help="steps before the first round")
     parser.add_argument("--read-every", type=int, default=1, metavar="N", help="steps from one read loss to the next")
     parser.add_argument("--device", default="cpu", help="the real device")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of PyTorch's kernels")
     parser.add_argument("--backends", nargs="+", default=["eager", "torchscript", "inductor"], help="tarry's backends")
     parser.add_argument("--compile", action="store_true", help="torch.compile too (compiles for a minute or more)")
     parser.add_argument("--without", nargs="*", default=[], metavar="PEER", help="leave out: eager, LTC")
@@ -210,11 +218,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     notes: list[str] = []
     for program in programs:
         samples[program.name], said = measure(
-            program, peers, options.warm_up, options.rounds, options.steps, options.read_every
+            program, peers, options.warm_up, options.rounds, options.steps, options.read_every, options.threads
         )
         notes += said
     show(
-        f"training step, torch {torch.__version__}, one thread, real device {options.device}",
+        f"training step, torch {torch.__version__}, {options.threads} threads, real device {options.device}",
         samples,
         [peer.name for peer in peers],
         "ms",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import suite
+from benchmarks import cold_start, suite
 from benchmarks._plot import svg
 from benchmarks._results import Results, Row, Target, Verdict, markdown, row_of
 from benchmarks.programs import ALL_PROGRAMS
@@ -86,12 +87,23 @@ def test_render_fills_the_place_for_results(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_targets_are_of_rows_and_peers_that_exist() -> None:
-    for (place, name), targets in suite.TARGETS.items():
-        if place == "first step":
-            continue
-        assert name in ALL_PROGRAMS
-        for target in targets:
-            assert {*target.subjects, target.reference} <= set(suite.PEERS[place])
+    plan = suite.Plan(("cpu", "cuda"), (), rounds=1, quick=False)
+    assert {*plan.threads("cpu"), *plan.threads("cuda")} == set(suite.TRAINING_TARGETS)
+    for case, rows in suite.TRAINING_TARGETS.items():
+        peers = set(suite.PEERS["cuda" if case == "cuda" else "cpu"])
+        for name, targets in rows.items():
+            assert name in ALL_PROGRAMS
+            for target in targets:
+                assert {*target.subjects, target.reference} <= peers
+
+
+def test_the_steady_state_is_found_behind_the_last_slow_step() -> None:
+    slow, fast = [1.0, 5.0, 0.2], [0.01] * 30
+    ends = list(itertools.accumulate([*slow, *fast]))
+    usual, since = cold_start.ready(ends)
+    assert usual == pytest.approx(0.01)
+    assert since == pytest.approx(6.2)
+    assert cold_start.ready(list(itertools.accumulate(fast)))[1] == 0.0
 
 
 def test_a_ratio_that_prints_as_asked_is_met() -> None:

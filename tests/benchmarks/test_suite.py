@@ -22,7 +22,7 @@ def test_every_section_runs_and_is_written_down(
     results = suite.run(plan, path)
     assert Results.read(path) == results
     sections = results.sections()
-    (row,) = sections["training step on cpu"]
+    (row,) = sections["training step on cpu, one thread"]
     assert set(row.values) == {"eager", "tarry torchscript"}
     assert any("tarry nonsense fails" in note and "there is no backend 'nonsense'" in note for note in results.notes)
     cold, again = sections["first step on cpu"]
