@@ -114,6 +114,13 @@ def _swap_after_freeing(device: str) -> Any:
     return a, row, b.untyped_storage().nbytes()
 
 
+def _swap_with_itself(device: str) -> Any:
+    a = _fresh(device)
+    a.untyped_storage()._swap_data_ptr_(a.untyped_storage())
+    a[0].mul_(2)
+    return a, a.untyped_storage().nbytes()
+
+
 def _byteswap(device: str) -> Any:
     t = _fresh(device)
     t.untyped_storage().byteswap(torch.float32)
@@ -191,7 +198,7 @@ _PROGRAMS = {
     program.__name__.strip("_"): program
     for program in (
         _item, _slice, _write_through_slice, _tensor_over_slice, _copy_between_slices, _set_item, _fill, _copy, _clone,
-        _free_and_refill, _grow, _shrink_and_grow, _swap, _swap_after_freeing, _byteswap, _deepcopy, _legacy_file,
+        _free_and_refill, _grow, _shrink_and_grow, _swap, _swap_after_freeing, _swap_with_itself, _byteswap, _deepcopy, _legacy_file,
         _set_beyond, _lazy_clone, _lazy_clone_shares_its_address_until_written, _new_empty_strided, _resize_in_place,
     )
 }  # fmt: skip

@@ -472,6 +472,9 @@ void swap_storages(const at::Tensor& left, const at::Tensor& right) {
   TORCH_CHECK(
       a->nbytes() == b->nbytes() || a->nbytes() == 0 || b->nbytes() == 0,
       "_swap_data_ptr_: storages must have the same nbytes or one must have 0, got ", a->nbytes(), " and ", b->nbytes());
+  if (a == b) {
+    return;
+  }
   materialise(left, "swap of storages");
   materialise(right, "swap of storages");
   Graveyard graveyard;
