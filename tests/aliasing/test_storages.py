@@ -198,8 +198,9 @@ _PROGRAMS = {
     program.__name__.strip("_"): program
     for program in (
         _item, _slice, _write_through_slice, _tensor_over_slice, _copy_between_slices, _set_item, _fill, _copy, _clone,
-        _free_and_refill, _grow, _shrink_and_grow, _swap, _swap_after_freeing, _swap_with_itself, _byteswap, _deepcopy, _legacy_file,
-        _set_beyond, _lazy_clone, _lazy_clone_shares_its_address_until_written, _new_empty_strided, _resize_in_place,
+        _free_and_refill, _grow, _shrink_and_grow, _swap, _swap_after_freeing, _swap_with_itself, _byteswap, _deepcopy,
+        _legacy_file, _set_beyond, _lazy_clone, _lazy_clone_shares_its_address_until_written, _new_empty_strided,
+        _resize_in_place,
     )
 }  # fmt: skip
 
