@@ -50,7 +50,7 @@ class InductorBackend(Backend):
     """
 
     name = "inductor"
-    capabilities = Capabilities(updates_in_place=True, symbolic_sizes=True)
+    capabilities = Capabilities(updates_in_place=True, symbolic_sizes=True, pieces=True)
     compile_policy = "background"
 
     def __init__(
