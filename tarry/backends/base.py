@@ -44,8 +44,8 @@ class Capabilities:
     `asynchronous`: `run` may return before its results are there; `to_tensor` and `synchronize` wait for them.
     `updates_in_place`: the backend makes use of `Graph.replaces` (see Computation.in_place).
     `symbolic_sizes`: `compile_symbolic` makes programs for steps whose sizes vary.
-    `pieces`: compiling takes so long that a graph whose parts repeat is compiled in pieces (passes/pieces.py), each kind
-    once, although nothing is fused across them.
+    `pieces`: compiling takes so long that a graph whose parts repeat is compiled in pieces (passes/pieces.py), each
+    kind once, although nothing is fused across them.
     `device_types`: the kinds of real devices it runs on.
     """
 

@@ -1,9 +1,9 @@
 """A graph in pieces, of which those that are alike share one program.
 
 The layers of a network are recorded one after the other, alike but for the tensors that they read, and so are their
-backward passes and the optimizer's updates of their parameters. A compiler that is given the whole step compiles each of
-them anew. So the operators are written as a sequence of labels, repeats in it are looked for, and the sequence is cut
-there, where least goes from one piece to the next. What does not repeat is left between, as pieces of its own.
+backward passes and the optimizer's updates of their parameters. A compiler that is given the whole step compiles each
+of them anew. So the operators are written as a sequence of labels, repeats in it are looked for, and the sequence is
+cut there, where least goes from one piece to the next. What does not repeat is left between, as pieces of its own.
 
 Labels only propose. Two pieces are alike if they are equal as graphs, each with its inputs and numbers in the order in
 which it uses them: `Graph` compares structure, never hashes. Views cost nothing: each piece makes those that it reads,
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -64,7 +65,7 @@ class Pieces:
 
 def pieces(graph: Graph) -> Pieces | None:
     """The pieces of a graph that updates inputs only where that is safe (donation.py); None if too little repeats."""
-    if not WORTH < sum(len(node.outputs) for node in graph.nodes) or not set(graph.inputs).isdisjoint(graph.outputs):
+    if sum(len(node.outputs) for node in graph.nodes) <= WORTH or not set(graph.inputs).isdisjoint(graph.outputs):
         return None
     flat = unroll_foreach(graph)
     steps = _Steps(flat, _in_order(graph, flat))
@@ -103,7 +104,7 @@ def _by_element(run: Sequence[Node], graph: Graph) -> list[Node]:
     position = {id(node): k for k, node in enumerate(run)}
     for node in run:
         joined = {id(chain[base]): chain[base] for base in map(owners.__getitem__, node.operands) if base in chain}
-        merged = sorted((n for part in joined.values() for n in part), key=lambda n: position[id(n)]) + [node]
+        merged = [*sorted((n for part in joined.values() for n in part), key=lambda n: position[id(n)]), node]
         for part in joined:
             del chains[part]
         chains[id(merged)] = merged
@@ -161,8 +162,7 @@ class _Steps:
 
     def between(self, cuts: Sequence[int]) -> Iterator[list[Node]]:
         """The operators piece by piece."""
-        places = [0, *cuts, len(self.nodes)]
-        for begin, end in zip(places, places[1:], strict=False):
+        for begin, end in pairwise([0, *cuts, len(self.nodes)]):
             if begin < end:
                 yield self.nodes[begin:end]
 
@@ -182,7 +182,7 @@ class _Steps:
         """The cuts of the repeat in a part of the sequence that spares the compiler most."""
         for repeat in sorted(self._repeats(begin, end), key=lambda r: (-r.saved, r.period))[:TRIES]:
             places = self._placed(repeat)
-            parts = [self.nodes[a:b] for a, b in zip(places, places[1:], strict=False)]
+            parts = [self.nodes[a:b] for a, b in pairwise(places)]
             alike = {_Piece(self, part).skeleton for part in parts}
             if (len(parts) - len(alike)) * repeat.period * 2 >= repeat.saved:
                 return places

@@ -12,17 +12,18 @@ from tarry.config import config
 from tarry.ir.graph import Graph
 from tarry.native import C
 from tarry.passes.pieces import NOWHERE, Call, Pieces, pieces
-from tarry.runtime.compile.computations import Build
+from tarry.runtime.compile.computations import Build, Sizes
 from tarry.runtime.compile.jobs import yield_to_user
 
 
-def compiled(build: Build, graph: Graph) -> Computation:
-    """The computation of a graph, in pieces if enough of it repeats."""
+def compile_graph(build: Build, graph: Graph, sizes: Sizes | None = None) -> Computation:
+    """The computation of a graph, in pieces if enough of it repeats. `sizes`: of one whose sizes vary, which stays
+    whole."""
     backend = build.backend
-    found = pieces(graph) if config.compile_pieces and backend.capabilities.pieces else None
+    found = pieces(graph) if sizes is None and config.compile_pieces and backend.capabilities.pieces else None
     yield_to_user()
     if found is None:
-        return build.computation(graph)
+        return build.computation(graph, sizes)
     parts = [build.computation(piece) for piece in found.graphs]
     events.emit("pieces", calls=len(found.calls), kinds=len(parts))
     return backend.compose(graph, found, parts) or _composed(graph, found, parts)
