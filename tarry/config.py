@@ -27,6 +27,9 @@ class Config:
         self.symbolic_sizes = os.environ.get("TARRY_SYMBOLIC_SIZES", "1") != "0"
         """Whether a step that comes again with other sizes is compiled once for all of them, where the backend can.
         TARRY_SYMBOLIC_SIZES=0 turns it off: every size is compiled by itself."""
+        self.compile_pieces = os.environ.get("TARRY_COMPILE_PIECES", "1") != "0"
+        """Whether a graph whose parts repeat, such as the layers of a network, has each kind of part compiled once.
+        TARRY_COMPILE_PIECES=0 turns it off: every graph is compiled as a whole. Programs that are there stay."""
         self._cut_after_optimizer = os.environ.get("TARRY_CUT_AFTER_OPTIMIZER", "1") != "0"
         self._store = os.environ.get("TARRY_STORE", "1") != "0"
         self._max_stored_bytes = int(os.environ.get("TARRY_STORE_BYTES", str(1 << 30)))

@@ -3,8 +3,9 @@
 Events happen per step or rarer (recording an operator is counted in the native part, see `tarry.metrics`):
 `sync`, `compile`, `cache_hit`, `execute`, `fallback`, `transfer`, `error`; `reference` (a step without a program, or
 without one yet), `interpreted` (a step that the backend cannot compile); `store_hit`, `store_miss`, `store_skip`,
-`store_evict`, `store_corrupt` (programs on disk); `compile_here` (what the process that compiles in the background
-could not); `replay`, `replay_guard_failed`, `replay_verified`, `replay_deviation` (tarry.compile).
+`store_evict`, `store_corrupt` (programs on disk); `pieces` (a graph is compiled in pieces: how many calls, of how many
+kinds); `compile_here` (what the process that compiles in the background could not); `replay`, `replay_guard_failed`,
+`replay_verified`, `replay_deviation` (tarry.compile).
 """
 
 from __future__ import annotations

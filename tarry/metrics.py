@@ -24,6 +24,9 @@ def _count(kind: str, fields: dict[str, Any]) -> None:
         if kind == "fallback":
             _counts[f"fallback/{fields['op']}"] += 1
             _places[fields["op"], f"{fields['file']}:{fields['line']}"] += 1
+        elif kind == "pieces":
+            _counts["pieces"] += fields["calls"]
+            _counts["kinds_of_pieces"] += fields["kinds"]
         else:
             _counts[kind] += 1
         if kind == "compile" and fields.get("reason"):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from tarry.native import _C
+    from tarry.passes.pieces import Pieces
 
 PythonNumber: TypeAlias = int | float | complex
 Policy: TypeAlias = Literal["wait", "background", "never"]
@@ -43,6 +44,8 @@ class Capabilities:
     `asynchronous`: `run` may return before its results are there; `to_tensor` and `synchronize` wait for them.
     `updates_in_place`: the backend makes use of `Graph.replaces` (see Computation.in_place).
     `symbolic_sizes`: `compile_symbolic` makes programs for steps whose sizes vary.
+    `pieces`: compiling takes so long that a graph whose parts repeat is compiled in pieces (passes/pieces.py), each
+    kind once, although nothing is fused across them.
     `device_types`: the kinds of real devices it runs on.
     """
 
@@ -50,6 +53,7 @@ class Capabilities:
     asynchronous: bool = False
     updates_in_place: bool = False
     symbolic_sizes: bool = False
+    pieces: bool = False
     device_types: tuple[str, ...] = ("cpu", "cuda")
 
 
@@ -269,6 +273,11 @@ class Backend:
         """Whether this graph may be compiled in two parts, of which the first runs on another thread while the rest of
         the step is still being recorded. It takes programs that need no Python (`Computation.native`)."""
         return False
+
+    def compose(self, graph: Graph, pieces: Pieces, parts: Sequence[Computation]) -> Computation | None:
+        """Make one program of a graph's pieces, of which `parts` are the programs, if there is a better way than to run
+        one after the other."""
+        return None
 
     # ---- programs that outlive the process
 

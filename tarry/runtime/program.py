@@ -23,6 +23,7 @@ from tarry.ir.sizes import Symbols
 from tarry.ir.text import node_text
 from tarry.native import C
 from tarry.passes.split import Split
+from tarry.runtime.compile.composed import compile_graph
 from tarry.runtime.compile.computations import Build, Sizes
 from tarry.runtime.data import as_typed, converts, empty, opaque_inputs, opaque_results, ordinal_of, real_device
 from tarry.runtime.dispatch import PlainDispatch, uninterrupted
@@ -46,10 +47,10 @@ class Program:
         self._whole: Computation | None = None
         self._parts: list[tuple[Part, Computation | None]] = []
         if not self._unknown:
-            self._whole = build.computation(graph, sizes) if parts is None else _compile_split(build, graph, parts)
+            self._whole = compile_graph(build, graph, sizes) if parts is None else _compile_split(build, graph, parts)
         else:
             for part in partition(graph, backend.supports):
-                self._parts.append((part, None if part.graph is None else build.computation(part.graph)))
+                self._parts.append((part, None if part.graph is None else compile_graph(build, part.graph)))
         # Outputs that are written into the buffer of the input that they replace.
         self._in_place: dict[int, int] = {}
         for k in sorted(self._whole.in_place) if self._whole else ():
@@ -258,7 +259,7 @@ def _check_count(results: Any, expected: int) -> None:
 
 def _compile_split(build: Build, graph: Graph, parts: Split) -> Computation:
     """A program in two parts, of which the first can run ahead."""
-    early, late = build.computation(parts.early), build.computation(parts.late)
+    early, late = compile_graph(build, parts.early), compile_graph(build, parts.late)
 
     def run(inputs: list[Any], numbers: list[PythonNumber]) -> list[Any]:
         first = early.run([inputs[k] for k in parts.early_takes], numbers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import shutil
 import threading
 from collections import Counter
@@ -50,7 +51,7 @@ class InductorBackend(Backend):
     """
 
     name = "inductor"
-    capabilities = Capabilities(updates_in_place=True, symbolic_sizes=True)
+    capabilities = Capabilities(updates_in_place=True, symbolic_sizes=True, pieces=True)
     compile_policy = "background"
 
     def __init__(
@@ -178,12 +179,23 @@ class InductorBackend(Backend):
         options = {
             "size_asserts": False,  # the runtime checks the inputs by the structure of the graph
             "fallback_random": not self.device_random,
+            **_known_instructions(self.device),
             **short_lifetimes(self.device, graph),
             **as_eager_rounds(),
             **self.options,
         }
         with config.patch(options), signed_zeros():
             yield
+
+
+def _known_instructions(device: str) -> dict[str, Any]:
+    """Vector instructions are used if the processor has them. Inductor would also compile and load a library for each
+    set of them, in processes of their own, which takes longer than a small graph does. Every compiler that can build
+    tarry's native part knows them, and a kernel that cannot be built sends the step to the reference path."""
+    from torch._inductor import config
+
+    is_asked = torch.device(device).type == "cpu" and getattr(config.cpp, "vec_isa_ok", False) is None
+    return {"cpp.vec_isa_ok": True} if is_asked and platform.machine() in ("x86_64", "AMD64") else {}
 
 
 @contextlib.contextmanager

@@ -108,6 +108,18 @@ std::shared_ptr<Program> split_program(
       std::move(seeds)});
 }
 
+using RawCall = std::tuple<
+    std::shared_ptr<Program>, std::vector<uint32_t>, std::vector<int32_t>, std::vector<uint32_t>, std::vector<uint32_t>,
+    std::vector<int32_t>>;
+
+std::shared_ptr<Program> sequence(size_t registers, const std::vector<RawCall>& calls, std::vector<int32_t> outputs) {
+  std::vector<Sequence::Call> made;
+  for (const auto& [program, takes, gives, numbers, drops, updates] : calls) {
+    made.push_back({program, takes, gives, numbers, drops, updates});
+  }
+  return std::make_shared<Sequence>(registers, std::move(made), std::move(outputs));
+}
+
 void set_graph(
     CapturedProgram& program, uintptr_t launch, uintptr_t graph, py::object owner, std::vector<int64_t> addresses,
     const std::vector<std::optional<at::Tensor>>& placeholders, std::vector<uint32_t> written,
@@ -179,6 +191,7 @@ void bind_program(py::module& m) {
       },
       "Where the C++ object of an instance of a class that pybind11 has made lies.");
   m.def("split_program", &split_program, "A program in two parts, of which the first may run while the step is still recorded.");
+  m.def("sequence", &sequence, "Programs that run one after the other: (program, takes, gives, numbers, drops, updates) each.");
   m.def("set_run_ahead", &set_run_ahead);
   m.def("can_run_ahead", [](const std::string& device) { return can_run_ahead(c10::Device(device)); });
   m.def("may_use_second_thread", [](int threads, int cores, const std::string& device) {

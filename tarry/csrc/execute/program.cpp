@@ -273,4 +273,49 @@ std::vector<at::Tensor> SplitProgram::run_late(
   return outputs;
 }
 
+// ---- one after the other
+
+Sequence::Sequence(size_t registers, std::vector<Call> calls, std::vector<int32_t> outputs)
+    : registers_(registers),
+      calls_(std::move(calls)),
+      outputs_(std::move(outputs)) {
+  for (const Call& call : calls_) {
+    TORCH_CHECK(call.program->accepts_all(), "tarry: a program in a sequence is not asked where its inputs may lie");
+    TORCH_CHECK(call.gives.size() == call.updates.size(), "tarry: a call with ", call.gives.size(), " results");
+  }
+}
+
+std::vector<at::Tensor> Sequence::run(std::vector<at::Tensor> inputs, const std::vector<c10::IValue>& numbers) const {
+  std::vector<at::Tensor> registers = std::move(inputs);
+  registers.resize(registers_);
+  std::vector<c10::IValue> given;
+  for (const Call& call : calls_) {
+    auto taken = pick(registers, call.takes);
+    given.clear();
+    for (const uint32_t k : call.numbers) {
+      given.push_back(numbers.at(k));
+    }
+    for (size_t k = 0; k < call.gives.size(); ++k) {
+      if (call.gives[k] >= 0 && call.updates[k] >= 0) {
+        registers[call.gives[k]] = taken[call.updates[k]];
+      }
+    }
+    for (const uint32_t dead : call.drops) { // the program may free them as soon as it has read them
+      registers[dead].reset();
+    }
+    auto results = call.program->run(std::move(taken), given);
+    for (size_t k = 0; k < call.gives.size(); ++k) {
+      if (call.gives[k] >= 0 && call.updates[k] < 0) {
+        registers[call.gives[k]] = std::move(results[k]);
+      }
+    }
+  }
+  std::vector<at::Tensor> outputs;
+  outputs.reserve(outputs_.size());
+  for (const int32_t k : outputs_) {
+    outputs.push_back(k >= 0 ? registers[k] : at::Tensor());
+  }
+  return outputs;
+}
+
 } // namespace tarry

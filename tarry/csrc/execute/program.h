@@ -143,6 +143,26 @@ class SplitProgram final : public Program {
   Parts parts_;
 };
 
+// Programs that run one after the other on numbered registers, of which the first hold the inputs (passes/pieces.py).
+class Sequence final : public Program {
+ public:
+  struct Call {
+    std::shared_ptr<const Program> program; // takes its inputs wherever they lie
+    std::vector<uint32_t> takes;            // registers
+    std::vector<int32_t> gives;             // registers; negative: a result that nobody wants
+    std::vector<uint32_t> numbers;          // those of the sequence that are the program's
+    std::vector<uint32_t> drops;            // registers that are dead afterwards
+    std::vector<int32_t> updates;           // per result: which of its inputs it is written into; negative: none
+  };
+  Sequence(size_t registers, std::vector<Call> calls, std::vector<int32_t> outputs); // negative: written into an input
+  std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const std::vector<c10::IValue>& numbers) const override;
+
+ private:
+  size_t registers_;
+  std::vector<Call> calls_;
+  std::vector<int32_t> outputs_;
+};
+
 at::Tensor vector_of(const LaunchList::NumberVector& spec, const std::vector<c10::IValue>& numbers);
 
 } // namespace tarry

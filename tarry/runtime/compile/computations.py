@@ -67,7 +67,7 @@ class Build:
 
     def __init__(self, backend: Backend, recording: Recording, process: CompileProcess | None = None) -> None:
         """`process`: where to compile, if not here."""
-        self._backend = backend
+        self.backend = backend
         self.recording = recording
         self._process = process
         self.reason = ""  # why there is no program yet
@@ -82,7 +82,7 @@ class Build:
 
     def computation(self, graph: Graph, sizes: Sizes | None = None) -> Computation:
         """The computation of a graph. `sizes`: of one whose sizes vary."""
-        store = store_for(self._backend)
+        store = store_for(self.backend)
         found, free = (None, None) if store is None else self._look_up(store, graph, sizes)
         if found is not None:
             self.loaded += 1
@@ -101,7 +101,7 @@ class Build:
     def _look_up(self, store: Store, graph: Graph, sizes: Sizes | None) -> tuple[Computation | None, Identity | None]:
         """The stored program, or where to keep the one that has to be compiled, if there is room for it."""
         for number in range(1 if sizes is None else limits.MAX_RANGES):
-            name = (graph, self._backend.name, self._fingerprint)
+            name = (graph, self.backend.name, self._fingerprint)
             identity = identify(*name) if sizes is None else identify_range(*name, number)
             yield_to_user()
             found = self._stored(store, identity, graph)
@@ -114,7 +114,7 @@ class Build:
 
     @cached_property
     def _fingerprint(self) -> str:
-        return self._backend.fingerprint()
+        return self.backend.fingerprint()
 
     def _stored(self, store: Store, identity: Identity, graph: Graph) -> Computation | None:
         data = store.get(identity)
@@ -127,19 +127,19 @@ class Build:
             return None
 
     def _loaded(self, graph: Graph, data: bytes) -> Computation:
-        return checked(self._backend, graph, self._backend.load(graph, data))
+        return checked(self.backend, graph, self.backend.load(graph, data))
 
     def _compile_elsewhere(self, graph: Graph, sizes: Sizes | None) -> bytes | None:
-        if self._process is None or not _is_portable(self._backend):
+        if self._process is None or not _is_portable(self.backend):
             return None
         try:
-            return self._process.compile(self._backend, graph, None if sizes is None else sizes.exemplary)
+            return self._process.compile(self.backend, graph, None if sizes is None else sizes.exemplary)
         except CannotError as error:
-            events.emit("compile_here", backend=self._backend.name, reason=str(error))
+            events.emit("compile_here", backend=self.backend.name, reason=str(error))
             return None
 
     def _compile_here(self, graph: Graph, sizes: Sizes | None) -> Computation:
-        backend = self._backend
+        backend = self.backend
         made = backend.compile(graph) if sizes is None else backend.compile_symbolic(graph, sizes.exemplary)
         return checked(backend, graph, made)
 
@@ -149,7 +149,7 @@ class Build:
             return None if made.artifact is None else made.artifact()
         except Exception as error:
             reason = error.reason if isinstance(error, Unsupported) else f"{type(error).__name__}: {error}"
-            events.emit("store_skip", backend=self._backend.name, reason=reason)
+            events.emit("store_skip", backend=self.backend.name, reason=reason)
             return None
 
 
