@@ -12,7 +12,8 @@ so that pieces hand over whole buffers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -56,6 +57,34 @@ class Pieces:
     calls: tuple[Call, ...]
     registers: int
     outputs: tuple[int, ...]
+
+    def run(
+        self, inputs: list[Any], updated: Sequence[frozenset[int]], run: Callable[[int, list[Any]], Sequence[Any]]
+    ) -> list[Any]:
+        """The outputs for some inputs, which are given away. `run` runs the call at a position on what it takes, and
+        writes those results of its graph that are in `updated` into the inputs that they replace."""
+        registers = [*inputs, *([None] * (self.registers - len(inputs)))]
+        inputs.clear()
+        for position, call in enumerate(self.calls):
+            written = updated[call.graph]
+            taken = [registers[k] for k in call.takes]
+            for k in written:
+                replaced = self.graphs[call.graph].replaces[k]
+                assert replaced is not None
+                registers[call.gives[k]] = taken[replaced]
+            for k in call.drops:
+                registers[k] = None
+            for k, result in enumerate(run(position, taken)):
+                if call.gives[k] != NOWHERE and k not in written:
+                    registers[call.gives[k]] = result
+        return [registers[k] for k in self.outputs]
+
+    def text(self, texts: Sequence[str]) -> str:
+        """Which piece comes when, and the text of each."""
+        counts = Counter(call.graph for call in self.calls)
+        order = " ".join(str(call.graph) for call in self.calls)
+        parts = [f"# piece {k}, run {counts[k]} times\n{text}" for k, text in enumerate(texts)]
+        return "\n\n".join([f"# pieces in order: {order}", *parts])
 
     def in_place(self, updated: Sequence[frozenset[int]]) -> frozenset[int]:
         """The outputs that are written into inputs, given those results of each graph that its program does so with."""

@@ -18,9 +18,11 @@ import tarry
 from tarry.backends.base import Backend, Capabilities, Computation
 from tarry.backends.fx import lower, takes_number
 from tarry.backends.inductor import capture
+from tarry.backends.inductor.composed import Raw, compose
 from tarry.ir import parse
 from tarry.ir.evaluate import drawing_from
 from tarry.ir.graph import Graph, Node, Number
+from tarry.passes.pieces import Pieces
 from tarry.passes.split import split
 from tarry.runtime import variants
 
@@ -89,13 +91,15 @@ class Captured(Backend):
     """FX graphs, captured."""
 
     name = "captured"
-    capabilities = Capabilities(updates_in_place=True)
 
-    def __init__(self, ahead: bool) -> None:
+    def __init__(self, ahead: bool, pieces: bool = False) -> None:
         super().__init__("cpu")
+        self.capabilities = Capabilities(updates_in_place=True, pieces=pieces)
         self.ahead = ahead
+        self.raws: dict[int, Raw] = {}  # by the identity of the computation
         self.counts: Counter[str] = Counter()
         self.captures: list[capture.Capture] = []
+        self.kept: list[Computation] = []
 
     def takes_number(self, node: Node, number: Number, varied: bool) -> bool:
         return takes_number(node, number, varied)
@@ -105,9 +109,25 @@ class Captured(Backend):
 
     def compile(self, graph: Graph) -> Computation:
         program = lower(graph, "cpu")
-        made = capture.Capture(program, lambda arguments: program.module(*arguments), self.counts)
+
+        def function(arguments: list[Any]) -> Sequence[Any]:
+            given = list(arguments)
+            arguments.clear()  # as Inductor's programs do
+            made: Sequence[Any] = program.module(*given)
+            return made
+
+        return self._captured(graph, Raw(program, function), str(program.module.code))
+
+    def compose(self, graph: Graph, pieces: Pieces, parts: Sequence[Computation]) -> Computation:
+        return self._captured(graph, compose(graph, pieces, [self.raws[id(part)] for part in parts]), "")
+
+    def _captured(self, graph: Graph, raw: Raw, text: str) -> Computation:
+        made = capture.Capture(raw.signature, raw.function, self.counts)
         self.captures.append(made)
-        return Computation(made.run, graph, program.in_place, str(program.module.code), made.program)
+        computation = Computation(made.run, graph, raw.signature.in_place, text, made.program)
+        self.raws[id(computation)] = raw
+        self.kept.append(computation)
+        return computation
 
     @property
     def copied(self) -> int:
@@ -125,9 +145,12 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     tarry.set_backend("eager")
 
 
-@pytest.fixture(params=[False, True], ids=["whole", "ahead"])
+@pytest.fixture(
+    params=[(False, False), (True, False), (False, True), (True, True)],
+    ids=["whole", "ahead", "pieces", "pieces ahead"],
+)
 def backend(request: pytest.FixtureRequest) -> Captured:
-    made = Captured(request.param)
+    made = Captured(*request.param)
     tarry.set_backend(made)
     return made
 
@@ -281,6 +304,37 @@ def test_random_operators_draw_what_they_draw_on_the_reference_path(backend: Cap
     tarry.set_backend("eager")
     torch.testing.assert_close(made, run(), rtol=0, atol=0)
     assert len({tuple(each.tolist()) for each in made}) == 6
+
+
+class Noise(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.rand_like(x)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_pieces_that_draw_become_one_graph(ahead: bool) -> None:
+    """Each with seeds and numbers of its own, though they share a program."""
+
+    def train() -> list[Tensor]:
+        torch.manual_seed(3)
+        blocks = [layer for _ in range(10) for layer in (nn.Linear(8, 8), nn.Tanh(), Noise(), nn.LayerNorm(8))]
+        net = nn.Sequential(*blocks).to("tarry")
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+        x = torch.randn(4, 8).to("tarry")
+        for _ in range(12):
+            optimizer.zero_grad()
+            net(x).square().mean().backward()
+            optimizer.step()
+        return [parameter.detach().cpu() for parameter in net.parameters()]
+
+    backend = Captured(ahead, pieces=True)
+    tarry.set_backend(backend)
+    made = train()
+    assert tarry.metrics.counters()["pieces"] > 20
+    assert len(Recording.made) == backend.counts["cuda_graphs"] <= 4, "of whole parts, not of pieces"
+    assert max(len(recording.generators) for recording in Recording.made.values()) == 10
+    tarry.set_backend("eager")
+    torch.testing.assert_close(made, train(), rtol=1e-5, atol=1e-6)
 
 
 def test_numbers_that_a_custom_operator_needs_are_no_seeds() -> None:

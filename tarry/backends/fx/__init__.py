@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tarry.backends.fx.lower import FxProgram, lower
+from tarry.backends.fx.lower import FxProgram, NumberVector, Signature, lower
 from tarry.backends.fx.numbers import takes_number
 
-__all__ = ["FxProgram", "lower", "takes_number"]
+__all__ = ["FxProgram", "NumberVector", "Signature", "lower", "takes_number"]

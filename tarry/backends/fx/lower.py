@@ -30,10 +30,10 @@ class NumberVector:
     """An input of the FX graph that holds numbers of one dtype. Seeds stay on the host, where generators are seeded,
     and so do the numbers of custom operators, whose kernels are called from there."""
 
-    placeholder: torch.fx.Node
     dtype: torch.dtype
     device: torch.device
     on_host: bool  # even if the device is another than a CPU
+    placeholder: torch.fx.Node | None = None
     indices: list[int] = field(default_factory=list)
 
     def fill(self, numbers: Sequence[PythonNumber]) -> torch.Tensor:
@@ -43,13 +43,10 @@ class NumberVector:
 
 
 @dataclass
-class FxProgram:
-    """An FX graph with the signature of its inputs: those of the IR graph, then the vectors of numbers that are used.
+class Signature:
+    """What a program takes and gives: the inputs of the IR graph, then the vectors of numbers that are used; its
+    outputs but for those in `in_place`, which are copied into the inputs that they replace."""
 
-    Outputs in `in_place` are copied into the inputs that they replace and not returned.
-    """
-
-    module: torch.fx.GraphModule
     graph: Graph
     device: torch.device
     vectors: list[NumberVector]
@@ -59,6 +56,11 @@ class FxProgram:
         """The vectors of numbers for one run."""
         return [vector.fill(numbers) for vector in self.vectors]
 
+    def arranged(self, results: Sequence[Any]) -> list[Any]:
+        """Results in the places of the graph's outputs, with None for those that are not returned."""
+        given = iter(results)
+        return [None if k in self.in_place else next(given) for k in range(len(self.graph.outputs))]
+
     def example_inputs(self) -> list[torch.Tensor]:
         """Uninitialised tensors of the types of the inputs (made under a fake mode, they cost nothing)."""
         made = [
@@ -67,6 +69,13 @@ class FxProgram:
         ]
         made.extend(torch.empty(len(v.indices), dtype=v.dtype, device=v.device) for v in self.vectors)
         return made
+
+
+@dataclass
+class FxProgram(Signature):
+    """An FX graph with its signature."""
+
+    module: torch.fx.GraphModule
 
 
 def lower(
@@ -116,7 +125,7 @@ class FxLowering(LoweringContext[torch.fx.Node]):
             ("seeds", torch.int64, True),
         ):
             device = torch.device("cpu") if on_host else self.device
-            self._vectors[name] = NumberVector(self.fx.placeholder(name), dtype, device, on_host)
+            self._vectors[name] = NumberVector(dtype, device, on_host, self.fx.placeholder(name))
         super().lower(nodes)
         return self
 
@@ -251,8 +260,8 @@ class FxLowering(LoweringContext[torch.fx.Node]):
             self._call(aten.copy_.default, self.parameters[self.aliases[position]], self.results[position])
         self.fx.output(tuple(result for k, result in enumerate(self.results) if k not in updated))
         for vector in self._vectors.values():
-            if not vector.indices:
+            if not vector.indices and vector.placeholder is not None:
                 self.fx.erase_node(vector.placeholder)
         vectors = [vector for vector in self._vectors.values() if vector.indices]
         module = torch.fx.GraphModule({}, self.fx)
-        return FxProgram(module, self.graph, self.device, vectors, updated)
+        return FxProgram(self.graph, self.device, vectors, updated, module)

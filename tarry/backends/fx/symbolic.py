@@ -49,7 +49,7 @@ def lower_symbolic(
     context.symbols = [context.fx.placeholder(f"size_{k}") for k in range(symbols)]
     context.lower()
     made = context.finish(in_place=True)
-    return SymbolicFxProgram(made.module, made.graph, made.device, made.vectors, made.in_place, symbols)
+    return SymbolicFxProgram(made.graph, made.device, made.vectors, made.in_place, made.module, symbols)
 
 
 class _SymbolicLowering(FxLowering):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import platform
 import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,11 +18,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tarry.backends.base import Backend, Capabilities, Computation, PythonNumber, Run
-from tarry.backends.fx import FxProgram, lower, takes_number
+from tarry.backends.fx import FxProgram, Signature, lower, takes_number
 from tarry.backends.fx.opaque import is_masked, is_opaque
 from tarry.backends.fx.symbolic import SymbolicFxProgram, lower_symbolic
 from tarry.backends.inductor.artifact import Generated
 from tarry.backends.inductor.capture import Capture
+from tarry.backends.inductor.composed import Raw, compose
 from tarry.backends.inductor.guards import Guards
 from tarry.backends.inductor.launch import launch_list
 from tarry.backends.inductor.lifetimes import short_lifetimes
@@ -34,9 +36,18 @@ from tarry.errors import Unsupported
 from tarry.ir.graph import Graph, Node, Number, Value
 from tarry.ir.layout import VIEW_RULES
 from tarry.ir.sizes import Symbols
+from tarry.passes.pieces import Pieces
 
 # Inductor's entry point for graphs that are flat and need no autograd is not public: checked on torch 2.11 and 2.13.
 # All uses of it are in this file.
+
+
+@dataclass(frozen=True)
+class Compiled(Computation):
+    """With what Inductor has made, where that is at hand."""
+
+    raw: Raw | None = None
+
 
 _lock = threading.Lock()  # Inductor's configuration is patched process-wide while a graph is compiled
 
@@ -109,19 +120,34 @@ class InductorBackend(Backend):
                 return program, stored.function()
 
         native = stored.link() if stored.listing is not None else None
+        raw = None
         if native is None:
-            run, native = self._runnable(*function(), None)
+            raw = Raw(*function())
+            run, native = self._runnable(raw, None)
         else:
             run = _on_first_use(lambda: _runner(*function()))
-        return Computation(run, graph, frozenset(stored.in_place), stored.source, native, lambda: data, guards)
+        return Compiled(run, graph, frozenset(stored.in_place), stored.source, native, lambda: data, guards, raw)
 
-    def _runnable(self, program: FxProgram, function: Any, native: Any) -> tuple[Run, Any]:
+    def compose(self, graph: Graph, pieces: Pieces, parts: Sequence[Computation]) -> Computation | None:
+        raws = [part.raw for part in parts if isinstance(part, Compiled) and part.raw is not None]
+        if not self._captures or len(raws) < len(parts):
+            return None
+        raw = compose(graph, pieces, raws)
+        run, native = self._runnable(raw, None)
+        text = functools.partial(pieces.text, [part.backend_text for part in parts])
+        return Computation(run, graph, raw.signature.in_place, text, native)
+
+    @property
+    def _captures(self) -> bool:
+        return torch.device(self.device).type == "cuda" and self.cudagraphs
+
+    def _runnable(self, raw: Raw, native: Any) -> tuple[Run, Any]:
         """How a program is run, by Python and natively."""
-        captured = not isinstance(program, SymbolicFxProgram)  # a CUDA graph has the sizes it was captured with
-        if torch.device(self.device).type == "cuda" and self.cudagraphs and captured:
-            capture = Capture(program, function, self._counts)
+        # A CUDA graph has the sizes it was captured with.
+        if self._captures and not isinstance(raw.signature, SymbolicFxProgram):
+            capture = Capture(raw.signature, raw.function, self._counts)
             return capture.run, capture.program
-        return _runner(program, function), native
+        return _runner(*raw), native
 
     def _lower(self, graph: Graph) -> FxProgram:
         return lower(_without_scattered_updates(graph), self.device, inductor_random=self.device_random)
@@ -165,12 +191,13 @@ class InductorBackend(Backend):
         function = getattr(compiled, "current_callable", None) or compiled  # the generated code itself
         linked = launch_list(function, source(), program) if self.device == "cpu" else None
         native, listing = linked or (None, None)
-        run, native = self._runnable(program, function, native)
+        raw = Raw(program, function)
+        run, native = self._runnable(raw, native)
 
         def artifact() -> bytes:
             return Generated.of(compiled, program.in_place, listing, guards).to_bytes()
 
-        return Computation(run, graph, program.in_place, source, native, artifact, guards)
+        return Compiled(run, graph, program.in_place, source, native, artifact, guards, raw)
 
     @contextlib.contextmanager
     def _configured(self, graph: Graph) -> Iterator[None]:
@@ -325,28 +352,10 @@ def _on_first_use(make: Callable[[], Run]) -> Run:
     return run
 
 
-def _runner(program: FxProgram, function: Any) -> Run:
-    arranged = _arranger(program)
+def _runner(program: Signature, function: Any) -> Run:
     count = len(program.graph.numbers)  # what follows them are the values of symbols
 
     def run(inputs: list[Any], numbers: list[PythonNumber]) -> list[Any]:
-        return arranged(function([*numbers[count:], *inputs, *program.number_tensors(numbers)]))
+        return program.arranged(function([*numbers[count:], *inputs, *program.number_tensors(numbers)]))
 
     return run
-
-
-def _arranger(program: FxProgram) -> Callable[[Sequence[Any]], list[Any]]:
-    """What puts results in the places of the graph's outputs. Those that are updated in place are not among them."""
-    in_place = program.in_place
-    count = len(program.graph.outputs)
-    returned = [k for k in range(count) if k not in in_place]
-
-    def arranged(results: Sequence[Any]) -> list[Any]:
-        if not in_place:
-            return list(results)
-        outputs: list[Any] = [None] * count
-        for k, result in zip(returned, results, strict=True):
-            outputs[k] = result
-        return outputs
-
-    return arranged

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tarry.backends.base import PythonNumber
-from tarry.backends.fx import FxProgram
+from tarry.backends.fx import Signature
 from tarry.ir.evaluate import drawing_from
 from tarry.native import C
 
@@ -43,7 +43,7 @@ class Capture:
     are where they were."""
 
     def __init__(
-        self, program: FxProgram, compiled: Callable[[list[Any]], Sequence[Any]], counts: Counter[str]
+        self, program: Signature, compiled: Callable[[list[Any]], Sequence[Any]], counts: Counter[str]
     ) -> None:
         self._fx = program
         self._counts = counts
@@ -178,7 +178,7 @@ def record(
     return Recorded(_launch_address(), graph.raw_cuda_graph_exec(), replay, C.address_of(graph), graph, results)
 
 
-def _why_not(program: FxProgram) -> str:
+def _why_not(program: Signature) -> str:
     """Why a program cannot be captured, as far as can be told without trying; empty if it can."""
     on_host = [index for vector in program.vectors if vector.on_host for index in vector.indices]
     if any(program.graph.numbers[index].kind != "seed" for index in on_host):

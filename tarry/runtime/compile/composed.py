@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,7 +30,8 @@ def compile_graph(build: Build, graph: Graph, sizes: Sizes | None = None) -> Com
 
 def _composed(graph: Graph, made: Pieces, parts: Sequence[Computation]) -> Computation:
     """The pieces one after the other, natively if all of them are."""
-    in_place = made.in_place([part.in_place for part in parts])
+    updated = [part.in_place for part in parts]
+    in_place = made.in_place(updated)
     native = None
     if all(part.native is not None for part in parts):
         calls = [_native_call(call, parts[call.graph]) for call in made.calls]
@@ -40,37 +40,19 @@ def _composed(graph: Graph, made: Pieces, parts: Sequence[Computation]) -> Compu
         )
 
     def run(inputs: list[Any], numbers: list[PythonNumber]) -> list[Any]:
-        registers = [*inputs, *([None] * (made.registers - len(inputs)))]
-        inputs.clear()
-        for call in made.calls:
-            part = parts[call.graph]
-            taken = [registers[k] for k in call.takes]
-            for k in part.in_place:
-                registers[call.gives[k]] = taken[_replaced(part, k)]
-            for k in call.drops:
-                registers[k] = None
-            results = part.run(taken, [numbers[k] for k in call.numbers])
-            for k, register in enumerate(call.gives):
-                if register != NOWHERE and k not in part.in_place:
-                    registers[register] = results[k]
-        return [registers[k] for k in made.outputs]
+        def run_call(position: int, taken: list[Any]) -> Sequence[Any]:
+            call = made.calls[position]
+            return parts[call.graph].run(taken, [numbers[k] for k in call.numbers])
 
-    return Computation(run, graph, in_place, lambda: _text(made, parts), native)
+        return made.run(inputs, updated, run_call)
+
+    return Computation(run, graph, in_place, lambda: made.text([part.backend_text for part in parts]), native)
 
 
 def _native_call(call: Call, part: Computation) -> tuple[Any, Any, Any, Any, Any, Any]:
-    updates = [_replaced(part, k) if k in part.in_place else NOWHERE for k in range(len(call.gives))]
+    updates = [NOWHERE] * len(call.gives)
+    for k in part.in_place:
+        replaced = part.graph.replaces[k]
+        assert replaced is not None  # computations.checked has checked it
+        updates[k] = replaced
     return part.native, call.takes, call.gives, call.numbers, call.drops, updates
-
-
-def _replaced(part: Computation, output: int) -> int:
-    replaced = part.graph.replaces[output]
-    assert replaced is not None  # computations.checked has checked it
-    return replaced
-
-
-def _text(made: Pieces, parts: Sequence[Computation]) -> str:
-    counts = Counter(call.graph for call in made.calls)
-    order = " ".join(str(call.graph) for call in made.calls)
-    texts = [f"# piece {k}, run {counts[k]} times\n{part.backend_text}" for k, part in enumerate(parts)]
-    return "\n\n".join([f"# pieces in order: {order}", *texts])
