@@ -20,6 +20,7 @@
 #include "record/provenance.h"
 #include "execute/raw_graph.h"
 #include "record/record.h"
+#include "record/probe.h"
 
 namespace py = pybind11;
 
