@@ -10,6 +10,7 @@ import torch
 
 from tarry.native import C
 from tarry.pytree import TreeSpec, tree_flatten
+from tarry.replay.comparison import Comparison, Deviation, Recorded
 from tarry.replay.reasons import NotReplayableError, where
 
 Place: TypeAlias = tuple[str, int]
@@ -36,17 +37,6 @@ class Result:
         if self.kind == "object":
             return self.value is other.value
         return type(self.value) is type(other.value) and repr(self.value) == repr(other.value)
-
-
-@dataclass
-class Deviation:
-    """What a call did otherwise than an earlier one. Without an operator, `text` says it all."""
-
-    text: str
-    operator: str | None = None
-    where: str | None = None
-    before: Any = None
-    now: Any = None
 
 
 @dataclass
@@ -78,19 +68,18 @@ class Capture:
             root = (mine if place in mine else theirs)[place]
             return Deviation(f"it {verb} a tensor that was computed at {where(capture.snapshot.root_location(root))}")
         places: dict[Any, int] = {}
-        found = C.compare(
+        was = Recorded(
             before.snapshot,
             before._numbered_sources(places),
             list(theirs.values()),
-            before.seeds,
-            self.snapshot,
-            self._numbered_sources(places),
-            [mine[place] for place in theirs],
-            self.seeds,
-            numbers,
+            [drawn for _, drawn in before.seeds],
         )
+        now = Recorded(
+            self.snapshot, self._numbered_sources(places), [mine[k] for k in theirs], [drawn for _, drawn in self.seeds]
+        )
+        found = Comparison(was, now, numbers).difference()
         if found is not None:
-            return _describe(*found)
+            return found
         if self.draws != before.draws:
             return Deviation(
                 f"it drew {before.draws} random seeds and then {self.draws}", None, None, before.draws, self.draws
@@ -174,31 +163,6 @@ class Capture:
             draws=self.draws,
             numbers=list(numbers),
         )
-
-
-def _describe(
-    kind: str, before: tuple[str, str, int], now: tuple[str, str, int], argument: str, was: Any, new: Any
-) -> Deviation:
-    """A difference between two nodes, as csrc/replay/verify.h has found it."""
-    operator, place = now[0], where(now[1:])
-    match kind:
-        case "value":
-            text = f"{argument!r} of {operator} at {place} was {was!r} and is {new!r} now"
-            if "optim" in place:
-                text += ". If it follows from an optimizer's step count, give the optimizer capturable=True"
-            return Deviation(text, operator, place, was, new)
-        case "operator":
-            text = f"it recorded {operator} at {place} where it had recorded {before[0]} at {where(before[1:])}"
-            return Deviation(text, operator, place, before[0], operator)
-        case "source":
-            text = f"it reads another tensor at {place} than before"
-        case "layout":
-            text = f"{operator} at {place} has arguments of other shapes or types"
-        case "draw":
-            text = f"{operator} at {place} draws its random numbers at another point of the sequence"
-        case _:
-            text = f"{operator} at {place} takes other values, or other views of them"
-    return Deviation(text, operator, place)
 
 
 class CountedOnHostError(NotReplayableError):

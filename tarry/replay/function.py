@@ -19,8 +19,9 @@ from tarry import events
 from tarry.errors import ReplayError
 from tarry.native import C
 from tarry.pytree import TreeSpec, tree_flatten, tree_unflatten
-from tarry.replay.capture import Capture, CountedOnHostError, Deviation
+from tarry.replay.capture import Capture, CountedOnHostError
 from tarry.replay.checks import PLAIN
+from tarry.replay.comparison import Deviation
 from tarry.replay.counts import count_on_device
 from tarry.replay.guards import Guards, default_devices
 from tarry.replay.rates import RateWatch, Schedule, schedule
@@ -200,7 +201,6 @@ class StepFunction(Generic[P, T]):
         self._reason = _NOT_CALLED
         self._deviation = ""  # the last one
         self._is_given_up = False  # after a deviation with on_deviation="warn"
-        self._last_verified = 0
         self.recorded = 0
         """Calls that ran the function's Python."""
         self.replays = 0
@@ -488,7 +488,6 @@ class StepFunction(Generic[P, T]):
                 deviation = None if capture is None else plan.deviation(capture, numbers)
             if deviation is None:
                 self.verified += 1
-                self._last_verified = call.number
                 plan.verification.note_verified(call.number)
                 events.emit("replay_verified", function=self._name)
             else:

@@ -120,28 +120,6 @@ py::object expect(const std::shared_ptr<Replay>& replay, const py::list& leaves,
   return py::cast(std::make_unique<Expectation>(replay, std::move(arguments), numbers));
 }
 
-py::tuple describe(const Node& node) {
-  const auto [file, line] = site_location(node.site);
-  return py::make_tuple(node.is_leaf() ? "an input" : node.op->name, file, line);
-}
-
-py::object compare_recorded(
-    const Snapshot& before, std::vector<uint32_t> sources_before, std::vector<uint32_t> roots_before,
-    std::vector<std::pair<uint32_t, uint64_t>> draws_before, const Snapshot& now, std::vector<uint32_t> sources,
-    std::vector<uint32_t> roots, std::vector<std::pair<uint32_t, uint64_t>> draws, bool numbers) {
-  const Recorded a{before, std::move(sources_before), std::move(roots_before), std::move(draws_before)};
-  const Recorded b{now, std::move(sources), std::move(roots), std::move(draws)};
-  const auto difference = compare(a, b, numbers);
-  if (!difference) {
-    return py::none();
-  }
-  static const char* const kinds[] = {"operator", "layout", "source", "wiring", "value", "draw"};
-  const bool is_value = difference->kind == Difference::Kind::Value;
-  return py::make_tuple(
-      kinds[static_cast<size_t>(difference->kind)], describe(*difference->before), describe(*difference->now), difference->argument,
-      is_value ? to_python(difference->was) : py::none(), is_value ? to_python(difference->is) : py::none());
-}
-
 void bind_guards(py::module& m) {
   py::class_<Guard>(m, "Guard", "Checks of Python objects and tensors. Does not keep them alive: its maker has to.")
       .def(py::init<>())
@@ -248,6 +226,18 @@ static void bind_snapshots(py::module& m) {
           },
           "The numbers of all nodes, None for seeds.")
       .def("set_numbers", &Snapshot::set_numbers)
+      .def(
+          "type_hashes",
+          [](const Snapshot& snapshot) {
+            std::vector<uint64_t> found;
+            for (const NodePtr& node : snapshot.batch->order) {
+              if (!node->is_leaf()) {
+                found.push_back(node->type_hash.lo);
+              }
+            }
+            return found;
+          },
+          "Per operator: a hash of its arguments' types and constants, and of all switches that decide what it does.")
       .def_readonly("root_serials", &Snapshot::serials)
       .def("root_is_alive", [](const Snapshot& snapshot, size_t i) { return !snapshot.storages.at(i).expired(); })
       .def(
@@ -270,10 +260,6 @@ static void bind_snapshots(py::module& m) {
 void bind_replay(py::module& m) {
   bind_traces(m);
   bind_snapshots(m);
-  m.def(
-      "compare", &compare_recorded,
-      "Whether two recordings compute the same: None; or the kind of difference, operator, file and line of the node before and of "
-      "the node now, and of a value the argument's name, what it was and what it is.");
   py::class_<Expectation>(m, "Expectation", "What a call will do if it does what its replay would do.")
       .def("met", &Expectation::met)
       .def_property_readonly("gradient_serials", &Expectation::gradient_serials)
