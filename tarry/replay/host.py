@@ -6,7 +6,6 @@ numbers, they are constants of a replay if consecutive calls have made the same.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Set
 from typing import Any
@@ -105,7 +104,6 @@ def _is_plain(value: Any) -> bool:
     return all(map(_is_plain, value)) if isinstance(value, list | tuple) else isinstance(value, PLAIN)
 
 
-@functools.cache
 def _writes(name: str) -> bool:
     in_place = name.endswith("_") and not name.endswith("__")
     return in_place or name == "__setitem__" or (name.startswith("__i") and name not in _NO_WRITES)

@@ -183,6 +183,32 @@ static void bind_traces(py::module& m) {
       });
 }
 
+static py::list numbers_of(const Snapshot& snapshot) {
+  py::list result;
+  for (const NodePtr& node : snapshot.batch->order) {
+    std::vector<c10::IValue> numbers;
+    if (!node->is_leaf()) {
+      append_numbers(*node, numbers);
+    }
+    for (const c10::IValue& number : numbers) {
+      const bool is_seed = node->op->has(kRandom) && number.isInt() && number.toInt() == node->constants.back().toInt();
+      result.append(is_seed ? py::object(py::none()) : to_python(number));
+    }
+  }
+  return result;
+}
+
+static std::vector<std::pair<uint32_t, int64_t>> random_nodes(const Snapshot& snapshot) {
+  std::vector<std::pair<uint32_t, int64_t>> found;
+  for (uint32_t i = 0; i < snapshot.batch->order.size(); ++i) {
+    const Node& node = *snapshot.batch->order[i];
+    if (!node.is_leaf() && node.op->has(kRandom) && node.constants.back().toInt() != kNoSeed) {
+      found.emplace_back(i, node.constants.back().toInt());
+    }
+  }
+  return found;
+}
+
 static void bind_snapshots(py::module& m) {
   py::class_<Snapshot>(m, "Snapshot", "The batch of a traced call, copied before it runs.")
       .def(py::init<const Batch&, Trace&>())
@@ -208,23 +234,7 @@ static void bind_snapshots(py::module& m) {
               leaf.uploaded.reset();
             }
           })
-      .def(
-          "numbers",
-          [](const Snapshot& snapshot) {
-            py::list result;
-            for (const NodePtr& node : snapshot.batch->order) {
-              std::vector<c10::IValue> numbers;
-              if (!node->is_leaf()) {
-                append_numbers(*node, numbers);
-              }
-              for (const c10::IValue& number : numbers) {
-                const bool is_seed = node->op->has(kRandom) && number.isInt() && number.toInt() == node->constants.back().toInt();
-                result.append(is_seed ? py::object(py::none()) : to_python(number));
-              }
-            }
-            return result;
-          },
-          "The numbers of all nodes, None for seeds.")
+      .def("numbers", &numbers_of, "The numbers of all nodes, None for seeds.")
       .def("set_numbers", &Snapshot::set_numbers)
       .def(
           "type_hashes",
@@ -242,19 +252,7 @@ static void bind_snapshots(py::module& m) {
       .def("root_is_alive", [](const Snapshot& snapshot, size_t i) { return !snapshot.storages.at(i).expired(); })
       .def(
           "root_location", [](const Snapshot& snapshot, size_t i) { return site_location(snapshot.batch->roots.at(i).node->site); })
-      .def(
-          "random_nodes",
-          [](const Snapshot& snapshot) {
-            std::vector<std::pair<uint32_t, int64_t>> found;
-            for (uint32_t i = 0; i < snapshot.batch->order.size(); ++i) {
-              const Node& node = *snapshot.batch->order[i];
-              if (!node.is_leaf() && node.op->has(kRandom) && node.constants.back().toInt() != kNoSeed) {
-                found.emplace_back(i, node.constants.back().toInt());
-              }
-            }
-            return found;
-          },
-          "Positions of the nodes that draw random numbers among all, with their seeds.");
+      .def("random_nodes", &random_nodes, "Positions of the nodes that draw random numbers among all, with their seeds.");
 }
 
 void bind_replay(py::module& m) {

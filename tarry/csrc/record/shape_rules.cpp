@@ -375,8 +375,7 @@ void add(MetaKernels& kernels) {
   TARRY_META(name##_Scalar, name)
 
 // Those whose kernels in Python take 30 us and more.
-MetaKernels all_meta_kernels() {
-  MetaKernels kernels;
+void add_pointwise(MetaKernels& kernels) {
   TARRY_BINARY(add);
   TARRY_BINARY(sub);
   TARRY_BINARY(mul);
@@ -419,6 +418,16 @@ MetaKernels all_meta_kernels() {
   TARRY_SAME(gelu_backward);
   TARRY_SAME(threshold_backward);
   TARRY_SAME(leaky_relu_backward);
+  TARRY_META(div_Tensor_mode, div);
+  TARRY_META(pow_Tensor_Scalar, pow);
+  TARRY_META(pow_Tensor_Tensor, pow);
+  TARRY_META(lerp_Scalar, lerp);
+  TARRY_META(lerp_Tensor, lerp);
+}
+
+MetaKernels all_meta_kernels() {
+  MetaKernels kernels;
+  add_pointwise(kernels);
   TARRY_SAME(addmm);
   TARRY_SAME(cat);
   TARRY_SAME(_log_softmax);
@@ -428,11 +437,6 @@ MetaKernels all_meta_kernels() {
   TARRY_SAME(any);
   TARRY_SAME(cumsum);
   TARRY_SAME(linalg_vector_norm);
-  TARRY_META(div_Tensor_mode, div);
-  TARRY_META(pow_Tensor_Scalar, pow);
-  TARRY_META(pow_Tensor_Tensor, pow);
-  TARRY_META(lerp_Scalar, lerp);
-  TARRY_META(lerp_Tensor, lerp);
   TARRY_META(mean_dim, mean);
   TARRY_META(all_dim, all);
   TARRY_META(any_dim, any);
