@@ -111,32 +111,32 @@ class Comparison:
             (k, output), (i, other) = before.producers[was], now.producers[new]
             return self._nodes(k, i) or (None if output == other else self._wiring(new))
         if was in before.producers or new in now.producers or before.sources[was] != now.sources[new]:
-            return self._at(new, "it reads another tensor at {place} than before")
+            return self._at(new, "it reads another tensor at {site} than before")
         return None if before.inputs[was] == now.inputs[new] else self._at(new, _LAYOUT)
 
     def _nodes(self, k: int, i: int) -> Deviation | None:
         was, new = self._before.nodes[k], self._now.nodes[i]
-        name, place = new["op"], where((new["file"], new["line"]))
+        name, site = new["op"], where((new["file"], new["line"]))
         if was["op"] != name:
-            text = f"it recorded {name} at {place} where it had recorded {was['op']} at "
-            return Deviation(text + where((was["file"], was["line"])), name, place, was["op"], name)
+            text = f"it recorded {name} at {site} where it had recorded {was['op']} at "
+            return Deviation(text + where((was["file"], was["line"])), name, site, was["op"], name)
         items = list(zip(self._before.items[k], self._now.items[i], strict=False))
         same_forms = all(
             a[0] == b[0] and (a[0] not in ("edge", "list") or a[-1] == b[-1]) for (_, a), (_, b) in items
         )  # views of edges, and lengths of lists
         if was["region"] != new["region"] or len(self._before.items[k]) != len(self._now.items[i]) or not same_forms:
-            return Deviation(_WIRING.format(operator=name, place=place), name, place)
+            return Deviation(_WIRING.format(operator=name, site=site), name, site)
         if self._before.draws.get(k) != self._now.draws.get(i):
-            text = f"{name} at {place} draws its random numbers at another point of the sequence"
-            return Deviation(text, name, place)
+            text = f"{name} at {site} draws its random numbers at another point of the sequence"
+            return Deviation(text, name, site)
         for position, a, b in self._constants(items):
             argument = operator(name).arguments[position].name
-            text = f"{argument!r} of {name} at {place} was {a!r} and is {b!r} now"
-            if "optim" in place:
+            text = f"{argument!r} of {name} at {site} was {a!r} and is {b!r} now"
+            if "optim" in site:
                 text += ". If it follows from an optimizer's step count, give the optimizer capturable=True"
-            return Deviation(text, name, place, a, b)
+            return Deviation(text, name, site, a, b)
         if self._before.type_hashes[k] != self._now.type_hashes[i]:
-            return Deviation(_LAYOUT.format(operator=name, place=place), name, place)
+            return Deviation(_LAYOUT.format(operator=name, site=site), name, site)
         return None
 
     def _constants(self, items: list[Any]) -> Iterator[tuple[int, Any, Any]]:
@@ -154,11 +154,11 @@ class Comparison:
         """A deviation where a value of now is made, or first read if it is an input."""
         if value in self._now.producers:
             node = self._now.nodes[self._now.producers[value][0]]
-            name, place = node["op"], where((node["file"], node["line"]))
+            name, site = node["op"], where((node["file"], node["line"]))
         else:
-            name, place = "an input", where(self._now.input_sites[value])
-        return Deviation(text.format(operator=name, place=place), name, place)
+            name, site = "an input", where(self._now.input_sites[value])
+        return Deviation(text.format(operator=name, site=site), name, site)
 
 
-_LAYOUT = "{operator} at {place} has arguments of other shapes or types"
-_WIRING = "{operator} at {place} takes other values, or other views of them"
+_LAYOUT = "{operator} at {site} has arguments of other shapes or types"
+_WIRING = "{operator} at {site} takes other values, or other views of them"

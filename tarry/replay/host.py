@@ -93,9 +93,9 @@ class HostWatch(TorchFunctionMode):
         return result
 
 
-def _read(place: str) -> str:
+def _read(site: str) -> str:
     return (
-        f"it reads a host tensor at {place}: a replay would not see it change. Read it outside, and pass what follows "
+        f"it reads a host tensor at {site}: a replay would not see it change. Read it outside, and pass what follows "
         f"from it as an argument, or have it on device 'tarry'"
     )
 

@@ -27,52 +27,52 @@ Sites locations(const std::vector<uint32_t>& sites) {
   return found;
 }
 
-// A place is written as (kind, index).
-using PlaceTuple = std::pair<std::string, uint32_t>;
+// A ref is written as (kind, index).
+using RefTuple = std::pair<std::string, uint32_t>;
 
-Replay::Place to_place(const PlaceTuple& place) {
+Replay::StorageRef to_ref(const RefTuple& ref) {
   static const std::pair<const char*, Replay::From> kinds[] = {
       {"argument", Replay::From::Argument}, {"gradient", Replay::From::Gradient}, {"kept", Replay::From::Kept},
       {"fresh", Replay::From::Fresh},       {"uploaded", Replay::From::Uploaded}, {"host", Replay::From::UploadedHost},
       {"dropped", Replay::From::Dropped}};
   for (const auto& [name, from] : kinds) {
-    if (place.first == name) {
-      return {from, place.second};
+    if (ref.first == name) {
+      return {from, ref.second};
     }
   }
-  TORCH_CHECK(false, "tarry: there is no place '", place.first, "'");
+  TORCH_CHECK(false, "tarry: there is no ref '", ref.first, "'");
 }
 
-std::vector<Replay::Place> to_places(const std::vector<PlaceTuple>& places) {
-  std::vector<Replay::Place> found;
-  for (const PlaceTuple& place : places) {
-    found.push_back(to_place(place));
+std::vector<Replay::StorageRef> to_refs(const std::vector<RefTuple>& refs) {
+  std::vector<Replay::StorageRef> found;
+  for (const RefTuple& ref : refs) {
+    found.push_back(to_ref(ref));
   }
   return found;
 }
 
-// A tensor to be made is written as its place, dtype, sizes, strides and offset.
-using TensorTuple = std::tuple<PlaceTuple, c10::ScalarType, std::vector<int64_t>, std::vector<int64_t>, int64_t>;
+// A tensor to be made is written as its ref, dtype, sizes, strides and offset.
+using TensorTuple = std::tuple<RefTuple, c10::ScalarType, std::vector<int64_t>, std::vector<int64_t>, int64_t>;
 
 Replay::Tensor to_tensor(const TensorTuple& spec) {
-  const auto& [place, dtype, sizes, strides, offset] = spec;
-  return {to_place(place), intern_layout(dtype, sizes, strides, offset)};
+  const auto& [ref, dtype, sizes, strides, offset] = spec;
+  return {to_ref(ref), intern_layout(dtype, sizes, strides, offset)};
 }
 
 std::shared_ptr<Replay> make_replay(
-    const Snapshot& snapshot, const std::vector<PlaceTuple>& sources, const std::vector<PlaceTuple>& targets,
-    const std::vector<TensorTuple>& results, const std::vector<std::pair<PlaceTuple, std::optional<TensorTuple>>>& gradients,
+    const Snapshot& snapshot, const std::vector<RefTuple>& sources, const std::vector<RefTuple>& targets,
+    const std::vector<TensorTuple>& results, const std::vector<std::pair<RefTuple, std::optional<TensorTuple>>>& gradients,
     std::vector<at::Tensor> holders, std::vector<at::Tensor> hosts, std::vector<at::Tensor> written,
     const std::vector<uint64_t>& kept, std::vector<std::pair<uint32_t, uint64_t>> seeds, uint64_t draws,
     std::vector<uint32_t> numbers) {
   Replay::Plan plan;
-  plan.sources = to_places(sources);
-  plan.targets = to_places(targets);
+  plan.sources = to_refs(sources);
+  plan.targets = to_refs(targets);
   for (const auto& result : results) {
     plan.results.push_back(to_tensor(result));
   }
   for (const auto& [holder, tensor] : gradients) {
-    plan.gradients.push_back({to_place(holder), tensor ? std::make_optional(to_tensor(*tensor)) : std::nullopt});
+    plan.gradients.push_back({to_ref(holder), tensor ? std::make_optional(to_tensor(*tensor)) : std::nullopt});
   }
   plan.holders = std::move(holders);
   plan.hosts = std::move(hosts);

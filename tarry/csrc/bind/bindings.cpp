@@ -13,7 +13,6 @@
 #include "execute/executor.h"
 #include "core/fault.h"
 #include "device/hooks.h"
-#include "execute/interpret.h"
 #include "bind/jit.h"
 #include "record/memory.h"
 #include "core/numbers.h"

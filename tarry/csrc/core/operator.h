@@ -64,7 +64,7 @@ struct Operator {
   bool recordable = true; // its results are known before it runs, but for the tensors' contents
   bool takes_numbers = false;
   int generator_argument = -1;
-  int dropout_argument = -1; // of attention
+  int dropout_argument = -1;              // of attention
   ShapeRule shape_rule;                   // of its common calls; may be null (shape_rules.h)
   const c10::KernelFunction* meta_kernel; // in C++, if the dispatcher has one in Python; else null
 

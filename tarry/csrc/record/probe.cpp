@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "execute/interpret.h"
+#include "core/generator.h"
 
 namespace tarry {
 

@@ -428,7 +428,7 @@ const char* record_node(Scan& scan, c10::ArrayRef<c10::IValue> arguments, Record
   std::unique_lock<std::mutex> lock(state.mutex);
   const Signature* signature = made.signature = find_signature(scan, arguments, lock);
   if (C10_UNLIKELY(signature->runs_eagerly)) {
-    return op.has_out ? "what becomes of its out= arguments cannot be told" : "its output shape cannot be told without data";
+    return op.has_out ? "what becomes of its out= arguments is unknown" : "its output shape depends on data";
   }
   if (C10_UNLIKELY(needs_check)) {
     check_once(scan, arguments, lock);
@@ -473,7 +473,7 @@ void record(const Operator& op, torch::jit::Stack* stack) {
   if (op.mutates) {
     raise_owed();
   }
-  // Backward of what is recorded here runs on the thread that asks for it: recording is too short to be handed to another
+  // Backward of what is recorded here runs on the thread that calls backward(): recording is too short to be handed to another
   // thread and waited for. (PyTorch gives each device but the CPU a thread of its own otherwise.)
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   const size_t count = op.arguments.size();

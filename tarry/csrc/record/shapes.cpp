@@ -141,7 +141,7 @@ std::unique_ptr<Signature> infer_without_meta(const Operator& op, Arguments argu
     return eager_signature();
   }
   if (op.handle.schema().name().rfind("aten::", 0) != 0) {
-    std::rethrow_exception(meta_error); // its author's own error; a run on zeros would tell nothing better
+    std::rethrow_exception(meta_error); // its author's own error; a run on zeros would explain nothing better
   }
   std::exception_ptr cpu_error;
   if (auto signature = try_on(c10::Device(c10::kCPU), op, arguments, cpu_error)) {
@@ -207,7 +207,7 @@ std::unique_ptr<Signature> infer_signature(const Operator& op, Arguments argumen
 
 // ---- caches
 
-// The numbers of a custom operator may decide the shapes of its results; only its meta kernel knows. So that is asked for every
+// The numbers of a custom operator may decide the shapes of its results; only its meta kernel knows. So it runs for every
 // new number, and the shapes become part of the call's identity in place of the numbers.
 Hash128 hash_with_numbers(Scan& scan, Arguments arguments) {
   const Hash128 call = scan.hash;

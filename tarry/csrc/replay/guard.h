@@ -41,7 +41,7 @@ class Guard {
   // All that is in a dict, in order: without looking anything up, which would hash tensors in Python. What is under the key `rate`
   // may be anything: see rate().
   void dict_entries(pybind11::handle dict, pybind11::handle rate);
-  // A float that may be another if failing() is told so.
+  // A float that may be another if the caller of failing() allows it.
   void rate(pybind11::handle dict, pybind11::handle key, pybind11::handle expected);
   void list_item(pybind11::handle list, size_t index, pybind11::handle expected);
   void attribute(pybind11::handle object, pybind11::handle name, pybind11::handle expected);

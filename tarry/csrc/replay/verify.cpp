@@ -9,16 +9,16 @@ struct Expectation::Storages {
   const Expectation& expectation;
   std::vector<uint64_t> fresh;
 
-  uint64_t at(const Replay::Place& place) const {
-    switch (place.from) {
+  uint64_t at(const Replay::StorageRef& ref) const {
+    switch (ref.from) {
       case Replay::From::Argument:
-        return expectation.argument_serials_.at(place.index);
+        return expectation.argument_serials_.at(ref.index);
       case Replay::From::Gradient:
-        return expectation.gradient_serials_.at(place.index);
+        return expectation.gradient_serials_.at(ref.index);
       case Replay::From::Kept:
-        return expectation.kept_serials_.at(place.index);
+        return expectation.kept_serials_.at(ref.index);
       case Replay::From::Fresh:
-        return place.index < fresh.size() ? fresh[place.index] : 0;
+        return ref.index < fresh.size() ? fresh[ref.index] : 0;
       default:
         return 0;
     }
@@ -26,7 +26,7 @@ struct Expectation::Storages {
 
   bool has(const Replay::Tensor& expected, const at::Tensor& tensor) const {
     return tensor.defined() && is_tarry(tensor) && !tensor.is_conj() && !tensor.is_neg() &&
-        serial_of(tensor) == at(expected.place) && expected.layout->describes(tensor.unsafeGetTensorImpl());
+        serial_of(tensor) == at(expected.storage) && expected.layout->describes(tensor.unsafeGetTensorImpl());
   }
 };
 
@@ -48,7 +48,7 @@ Expectation::Expectation(std::shared_ptr<Replay> replay, std::vector<at::Tensor>
   }
 }
 
-bool Expectation::same_leaf(const Trace::Leaf& leaf, const Replay::Place& source, const Storages& storages) const {
+bool Expectation::same_leaf(const Trace::Leaf& leaf, const Replay::StorageRef& source, const Storages& storages) const {
   switch (source.from) {
     case Replay::From::Uploaded:
       return leaf.uploaded.is_same(arguments_.at(source.index));
@@ -112,7 +112,7 @@ bool Expectation::same_roots(const Batch& batch, const Trace& trace, Storages& s
     const Root &a = expected_.roots[i], &b = batch.roots[i];
     held.push_back(b.storage ? hold(b.storage) : StoragePtr());
     const uint64_t serial = held.back() ? held.back()->serial : 0;
-    const Replay::Place& target = plan_.targets[i];
+    const Replay::StorageRef& target = plan_.targets[i];
     if (target.from == Replay::From::Fresh) {
       storages.fresh.at(target.index) = serial;
     }

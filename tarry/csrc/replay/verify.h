@@ -6,7 +6,7 @@
 namespace tarry {
 
 // What a call will do if it does what its replay would do. Quick: it says only whether, and gives up where an order or an object is
-// another, which need not mean anything; replay/comparison.py tells the rest. Made before the call. Knows storages by their serials: holding
+// another, which need not mean anything; replay/comparison.py finds the rest. Made before the call. Knows storages by their serials: holding
 // them would keep alive what the call drops.
 class Expectation {
  public:
@@ -18,8 +18,8 @@ class Expectation {
   std::pair<uint64_t, uint64_t> random() const { return random_; }                    // seed and offset before the call
 
  private:
-  struct Storages; // serials by place, once the call is over
-  bool same_leaf(const Trace::Leaf& leaf, const Replay::Place& source, const Storages& storages) const;
+  struct Storages; // serials by reference, once the call is over
+  bool same_leaf(const Trace::Leaf& leaf, const Replay::StorageRef& source, const Storages& storages) const;
   bool same_nodes(const Batch& batch, const Trace& trace, const Storages& storages) const;
   bool same_roots(const Batch& batch, const Trace& trace, Storages& storages, std::vector<StoragePtr>& held) const;
   bool same_gradients(const Storages& storages) const;
