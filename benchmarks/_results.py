@@ -1,4 +1,4 @@
-"""The rows of the whole benchmark: what was measured, what is asked, whether it is met; as JSON, text and Markdown."""
+"""The rows of the whole benchmark: what was measured, what is required, if it is met; as JSON, text and Markdown."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-ROUNDING = 0.005  # a ratio that prints as what is asked is taken as met
+ROUNDING = 0.005  # a ratio that prints as what is required counts as met
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is asked of a row: the best of `subjects` divided by `reference` (or less it) is at most `at_most`."""
+    """What is required of a row: the best of `subjects` divided by `reference` (or less it) is at most `at_most`."""
 
     subjects: tuple[str, ...]
     reference: str
@@ -138,7 +138,7 @@ def _cell(row: Row, peer: str) -> str:
 
 
 def show_section(title: str, rows: Sequence[Row]) -> None:
-    """Print the rows of a section, and under them what is asked."""
+    """Print the rows of a section, and under them what is required."""
     console = Console(width=220)
     peers = _peers(rows)
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))

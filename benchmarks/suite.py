@@ -5,7 +5,7 @@
     python -m benchmarks --device cuda --json out.json --plot out.svg
     python -m benchmarks render out.json [--into docs/performance.md] [--plot out.svg]
 
-What is asked of each row stands in TRAINING_TARGETS and FIRST_STEP_TARGETS. A peer that fails, or is not there, is a
+TRAINING_TARGETS and FIRST_STEP_TARGETS have what is required of each row. A peer that fails, or is not there, is a
 line in the notes. The JSON file is written after every row, so that a run that is broken off has left what it had.
 """
 

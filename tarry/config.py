@@ -14,7 +14,7 @@ COMPILE_POLICIES = ("wait", "background", "never")
 
 
 class Config:
-    """What a user may set. A change takes effect at once; subscribers (the recorder) are told."""
+    """What a user may set. A change takes effect at once; the recorder and other subscribers are notified."""
 
     def __init__(self) -> None:
         self._listeners: list[Callable[[str, Any], None]] = []

@@ -41,7 +41,7 @@ class FallbackError(TarryError):
 
 class RecompileError(TarryError):
     """A step would have needed a new program inside `with tarry.no_recompile():`. All that it was to compute is still
-    pending, and is computed when it is asked for after the block.
+    pending, and is computed when the program reads it after the block.
 
     Failing: a last, smaller batch of an epoch inside the block. Cured: `DataLoader(..., drop_last=True)`, or one such
     batch before the block, so that its program is there.

@@ -37,7 +37,7 @@ _lock = threading.Lock()
 
 
 def emit(kind: str, **fields: Any) -> None:
-    """Tell every subscriber. A subscriber that raises is the caller's error: none of ours does."""
+    """Notify every subscriber. What a subscriber raises reaches the caller; tarry's own raise nothing."""
     for count in _counters:
         count(kind, fields)
     if _subscribers:

@@ -12,7 +12,7 @@ from tarry import events
 _lock = threading.Lock()
 _counts: Counter[str] = Counter()
 _seconds: Counter[str] = Counter()
-_places: Counter[tuple[str, str]] = Counter()  # (operator, file:line) of each fallback
+_sites: Counter[tuple[str, str]] = Counter()  # (operator, file:line) of each fallback
 _reasons: Counter[str] = Counter()  # of compiles that another one would have spared
 _native: Callable[[], dict[str, int]] = dict
 _reset_native: Callable[[], None] = lambda: None  # noqa: E731 - replaced when the native part is loaded
@@ -23,7 +23,7 @@ def _count(kind: str, fields: dict[str, Any]) -> None:
     with _lock:
         if kind == "fallback":
             _counts[f"fallback/{fields['op']}"] += 1
-            _places[fields["op"], f"{fields['file']}:{fields['line']}"] += 1
+            _sites[fields["op"], f"{fields['file']}:{fields['line']}"] += 1
         elif kind == "pieces":
             _counts["pieces"] += fields["calls"]
             _counts["kinds_of_pieces"] += fields["kinds"]
@@ -65,7 +65,7 @@ def reset() -> None:
     with _lock:
         _counts.clear()
         _seconds.clear()
-        _places.clear()
+        _sites.clear()
         _reasons.clear()
         _reset_native()
 
@@ -83,11 +83,11 @@ def report() -> str:
             "torch.set_num_threads() changes that"
         )
     with _lock:
-        places, reasons = _places.most_common(), _reasons.most_common()
+        sites, reasons = _sites.most_common(), _reasons.most_common()
     if reasons:
         lines.append("compiled again")
         lines.extend(f"  {count:>4}  {reason}" for reason, count in reasons)
-    if places:
-        lines.append("fallbacks by place")
-        lines.extend(f"  {op:<40} {count:>10}  {place}" for (op, place), count in places)
+    if sites:
+        lines.append("fallbacks by line")
+        lines.extend(f"  {op:<40} {count:>10}  {site}" for (op, site), count in sites)
     return "\n".join(lines)

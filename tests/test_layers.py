@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "store": {"errors", "events", "ir", "native", "trust"},
     "backends": {"errors", "ir", "passes", "native", "codegen", "generated", "store"},
     "runtime": {"errors", "config", "events", "ir", "passes", "backends", "native", "store"},
-    "replay": {"errors", "events", "native", "pytree", "runtime"},
+    "replay": {"errors", "events", "ir", "native", "pytree", "runtime"},
     "device": {"errors"},
     "custom_ops": {"errors", "native", "ir", "passes", "backends", "pytree", "_api"},
     "_custom_op": {"custom_ops"},

@@ -14,6 +14,7 @@ from tarry.custom_ops.declare import custom_op_from_existing, find_ophandle
 from tarry.custom_ops.declare import custom_op_with_schema as _custom_op_with_schema
 from tarry.custom_ops.declare import find_custom_op as _find_custom_op
 from tarry.custom_ops.declare import strict_custom_op as custom_op
+from tarry.custom_ops.locations import FuncAndLocation
 from tarry.custom_ops.names import (
     RESERVED_NS,
     SUPPORTED_DEVICE_TYPE_TO_KEY,
@@ -22,7 +23,6 @@ from tarry.custom_ops.names import (
     validate_namespace,
 )
 from tarry.custom_ops.operator import CustomOp, get_abstract_impl, global_registry, report_error_callback
-from tarry.custom_ops.places import FuncAndLocation
 from tarry.custom_ops.registry import get_op
 from tarry.custom_ops.schema import supported_param, validate_function_matches_schema, validate_schema
 

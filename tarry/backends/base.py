@@ -61,13 +61,13 @@ class Capabilities:
 class Computation:
     """A compiled program with what can be said about it. `compile` may return its `run` alone.
 
-    `in_place` are the outputs k that `run` writes into the buffer of input `graph.replaces[k]`, which is then nobody
-    else's; what `run` returns for them is not looked at. `text` is the program as the backend's compiler sees it, or a
+    `in_place` are the outputs k that `run` writes into the buffer of input `graph.replaces[k]`, which nothing
+    else has then; what `run` returns for them is ignored. `text` is the program as the backend's compiler sees it, or a
     function that makes that text. `native` is the same program in a form that runs without Python
     (csrc/execute/program.h); the runtime then uses `run` only for inputs that it does not accept. `artifact` makes
     bytes of the program, from which `Backend.load` makes it again in another process; it raises
-    `tarry.Unsupported(None, why)` for a program of which it cannot. `accepts` tells of a program with symbolic sizes
-    whether it is right for some values of the symbols.
+    `tarry.Unsupported(None, why)` for a program of which it cannot. `accepts` says whether a program with symbolic
+    sizes is right for some values of the symbols.
     """
 
     run: Run

@@ -51,7 +51,7 @@ class GeneratedBackend(Backend):
     # ---- what an author overrides
 
     def builtin(self, op: str, *args: Any, **kwargs: Any) -> Any:
-        """Carry out an operator for which nobody wrote a kernel. Here: PyTorch's own, on the real device."""
+        """Carry out an operator without a kernel. Here: PyTorch's own, on the real device."""
         return self.to_data_all(overload(op)(*self.to_tensor_all(args), **kwargs))
 
     def result(self, data: Any, type_: TensorType) -> Any:

@@ -23,7 +23,7 @@ from tarry.native._build import TARRY, build
 if TYPE_CHECKING:
     from tarry.events import Event
 
-PATIENCE = 90.0  # seconds that the demo waits for a compiler that works in the background
+MAX_WAIT = 90.0  # seconds that the demo waits for a compiler that works in the background
 
 
 @dataclass
@@ -114,7 +114,7 @@ def _wait_for_compiler(bars: Bars) -> bool:
     import tarry
 
     task = bars.progress.add_task("compiling", total=None, note="in the background; the run above did not wait for it")
-    done = tarry.wait_for_compiles(timeout=PATIENCE)
+    done = tarry.wait_for_compiles(timeout=MAX_WAIT)
     bars.progress.update(task, total=1, completed=1, note="done" if done else "still not done")
     return done
 

@@ -125,7 +125,7 @@ class Extent(StrEnum):
 class Shape(StrEnum):
     """When the types of a node's outputs are found."""
 
-    PRECOMPUTE = "precompute"  # whoever makes the node has them
+    PRECOMPUTE = "precompute"  # the maker of the node passes them
     COMPUTE = "compute"  # when the node is made
     CACHE = "cache"  # when they are first asked for
     NONE = "none"

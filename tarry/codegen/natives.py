@@ -50,7 +50,7 @@ class Natives:
         return family if {"functional", "out"} <= kinds else [function]
 
     def nearest(self, name: str) -> list[str]:
-        """Operators that someone may have meant who wrote a name that there is not."""
+        """Operators with names close to one that does not exist."""
         plain = name.removeprefix("aten::").strip()
         if plain in self.by_name:
             return [plain]

@@ -2,8 +2,8 @@
 
 PyTorch knows over three thousand operators. The recorder wants the *leaves*: those that a backend has to carry out. The
 others decompose into leaves by themselves (CompositeImplicit), are views that only touch metadata, or are factories and
-conversions that PyTorch writes in terms of `empty` and a leaf. torchgen's model tells which is which; what it does not
-tell is in `tarry.yaml`, beside this file. The recorder gets a row's facts as bits (csrc/core/operator.h); passes and
+conversions that PyTorch writes in terms of `empty` and a leaf. torchgen's model knows which is which; what it does not
+know is in `tarry.yaml`, beside this file. The recorder gets a row's facts as bits (csrc/core/operator.h); passes and
 backends look rows up by `facts()`.
 """
 

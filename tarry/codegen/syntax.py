@@ -218,9 +218,9 @@ class _Lint:
         """Those that begin in another column than most; of two that differ, the one that is unlike the other lists."""
         here = Counter(line.indent for line in group)
         everywhere = Counter(line.indent for line in self.lines if line.is_entry)
-        usual = max(here, key=lambda indent: (here[indent], everywhere[indent]), default=0)
+        common = max(here, key=lambda indent: (here[indent], everywhere[indent]), default=0)
         for line in group:
-            if line.indent != usual:
+            if line.indent != common:
                 message = "this entry is not indented like its neighbours"
                 yield _Mistake(line.number, line.indent + 1, message, _COLUMNS)
 

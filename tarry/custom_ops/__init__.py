@@ -23,9 +23,9 @@ from typing import Any
 from torch.library import get_ctx, infer_schema
 
 from tarry.custom_ops.declare import check_declaration, custom_op_with_schema, find_custom_op
+from tarry.custom_ops.locations import caller
 from tarry.custom_ops.names import parse_qualname, validate_namespace
 from tarry.custom_ops.operator import CustomOp
-from tarry.custom_ops.places import caller
 
 __all__ = [
     "CustomOp",
@@ -45,15 +45,15 @@ def custom_op(qualname: str, func_or_schema: Function | str | None = None) -> An
     rest are registered by the other functions of this module."""
     namespace, _ = parse_qualname(qualname)
     validate_namespace(namespace)
-    place = caller()
+    location = caller()
 
     def inner(func: Function) -> Function:
         check_declaration(qualname, func)
-        custom_op_with_schema(qualname, infer_schema(func, mutates_args=()), place=place)
+        custom_op_with_schema(qualname, infer_schema(func, mutates_args=()), location=location)
         return func
 
     if isinstance(func_or_schema, str):
-        custom_op_with_schema(qualname, func_or_schema, place=place)
+        custom_op_with_schema(qualname, func_or_schema, location=location)
         return None
     return inner if func_or_schema is None else inner(func_or_schema)
 

@@ -1,7 +1,7 @@
 """`CustomOp.check`: does the operator do what its declaration says?
 
 Each check is a function from a `Case` to the faults that it finds. A check whose subject raises reports that as a fault
-and lets the others go on: one run tells everything.
+and lets the others go on: one run shows everything.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _mutation(case: Case) -> Iterator[str]:
     tensors = zip(case.tensors(after), case.tensors(case.values), case.versions, strict=True)
     for (name, declared, now), (_, _, before), version in tensors:
         written = declared.alias_info is not None and declared.alias_info.is_write
-        # Other arguments may bring other values: the count of writes tells of those that change nothing here.
+        # Other arguments may bring other values: the count of writes shows those that change nothing here.
         if not written and (now._version != version or not same_bytes(now, before)):
             advice = "Name it in mutates_args, or copy it first"
             yield f"argument {name} was written to, and the schema does not say so. {advice}"
@@ -169,7 +169,7 @@ def _aliasing(case: Case) -> Iterator[str]:
         seen[buffer] = name
     for (name, declared, made), (_, _, second) in zip(case.results(result), case.results(case.again[1]), strict=True):
         if declared.alias_info is None and made.numel() and _is_same_buffer(made, second):
-            yield f"{name} of two calls is in the same memory: whoever writes to one changes the other. Return a copy"
+            yield f"{name} of two calls is in the same memory: a write to one changes the other. Return a copy"
 
 
 def _is_same_buffer(one: torch.Tensor, other: torch.Tensor) -> bool:

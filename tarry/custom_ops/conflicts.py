@@ -1,6 +1,6 @@
 """Registrations that exclude each other, found before PyTorch's dispatcher would find them, or would not.
 
-How PyTorch is asked what is registered is private to it: checked on torch 2.11 and 2.13.
+The functions of PyTorch that list what is registered are private: checked on torch 2.11 and 2.13.
 """
 
 from __future__ import annotations

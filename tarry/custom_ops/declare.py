@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from tarry.custom_ops.locations import Location, caller
 from tarry.custom_ops.names import parse_qualname, validate_namespace
 from tarry.custom_ops.operator import CustomOp, global_registry, install_error_callback
-from tarry.custom_ops.places import Place, caller
 from tarry.custom_ops.registry import get_op
 from tarry.custom_ops.schema import (
     Contract,
@@ -48,11 +48,11 @@ def custom_op(
     as `manual_schema`, "(Tensor x, float scale) -> Tensor", where writes and views have PyTorch's alias annotations.
     `tags` are PyTorch's; `torch.Tag.nondeterministic_seeded` says that it draws random numbers.
 
-    To declare it again at the same place (a module that is imported twice, or edited and reloaded), or from a notebook,
+    To declare it again at the same line (a module that is imported twice, or edited and reloaded), or from a notebook,
     gives the same object: what is then registered replaces what was. Anywhere else that is an error, unless `exist_ok`
     says that all of it is to be replaced. See docs/custom-operators.md.
     """
-    place = caller()
+    location = caller()
     tags = _as_tuple(tags)  # an iterator would be empty the second time
 
     def inner(func: Callable[..., Any]) -> CustomOp:
@@ -68,9 +68,9 @@ def custom_op(
         schema = parse(name, text)
         if manual_schema is not None:
             validate_function_matches_schema(schema, func, strict=False)
-        here = place.declaring(func)
+        here = location.declaring(func)
         known = global_registry.get(qualname)
-        again = known is not None and known._place is not None and here.is_again(known._place)
+        again = known is not None and known._location is not None and here.is_again(known._location)
         if known is None or not (exist_ok or again):
             return _described(define(qualname, schema, here, tags=tags, contract=contract), func)
         if known._is_defined_as(schema, tags):
@@ -86,7 +86,7 @@ def custom_op(
 def strict_custom_op(qualname: str, manual_schema: str | None = None) -> Callable[[Callable[..., Any]], CustomOp]:
     """Declare a functional operator as torch._custom_op.impl does: same arguments, same errors for the same "
     "mistakes."""
-    place = caller()
+    location = caller()
 
     def inner(func: Callable[..., Any]) -> CustomOp:
         name = check_declaration(qualname, func)
@@ -94,7 +94,7 @@ def strict_custom_op(qualname: str, manual_schema: str | None = None) -> Callabl
         schema = parse_strictly(name, text)
         if manual_schema is not None:
             validate_function_matches_schema(schema, func)
-        return _described(define(qualname, schema, place, tags=()), func)
+        return _described(define(qualname, schema, location, tags=()), func)
 
     return inner
 
@@ -129,7 +129,7 @@ def _as_tuple(tags: torch.Tag | Iterable[torch.Tag]) -> tuple[torch.Tag, ...]:
 def define(
     qualname: str,
     schema: Schema,
-    place: Place,
+    location: Location,
     *,
     tags: Iterable[torch.Tag] = (torch.Tag.needs_fixed_stride_order,),
     contract: Contract | None = None,
@@ -140,16 +140,16 @@ def define(
     namespace, name = parse_qualname(qualname)
     known = global_registry.get(qualname)
     if known is not None:
-        first = f" at {known._place}" if known._place is not None else ""
+        first = f" at {known._location}" if known._location is not None else ""
         raise RuntimeError(
-            f"custom_op({qualname!r}) at {place}: an operator cannot be declared multiple times, and this one "
+            f"custom_op({qualname!r}) at {location}: an operator cannot be declared multiple times, and this one "
             f"is{first}. Give one of them another name or namespace; or, to replace it, pass exist_ok=True to "
             "tarry.custom_op, or remove() the first."
         )
     if _is_taken(qualname):
         raise RuntimeError(
-            f"custom_op({qualname!r}) at {place}: an operator cannot be declared multiple times, and torch.library or "
-            "a C++ library (TORCH_LIBRARY) has declared this one. Give yours another name or namespace; to register "
+            f"custom_op({qualname!r}) at {location}: an operator cannot be declared multiple times, and torch.library "
+            "or a C++ library (TORCH_LIBRARY) has declared this one. Give yours another name or namespace; to register "
             "more for theirs, use tarry.custom_ops.impl and the like."
         )
     library = torch.library.Library(namespace, "FRAGMENT")
@@ -157,10 +157,12 @@ def define(
     library.define(f"{name}{without_name(schema)}", tags=declared_tags)
     handle = find_ophandle(qualname)
     if into is None:
-        op = CustomOp(library, namespace, schema, name, handle, _private_access=True, _contract=contract, _place=place)
+        op = CustomOp(
+            library, namespace, schema, name, handle, _private_access=True, _contract=contract, _location=location
+        )
     else:
         op = into
-        op._bind(library, namespace, schema, name, handle, contract, place)
+        op._bind(library, namespace, schema, name, handle, contract, location)
     op._tags = set(declared_tags)  # PyTorch may have added some
     op._register_autograd()
     install_error_callback(op)
@@ -198,10 +200,10 @@ def find_custom_op(qualname: str, also_check_torch_library: bool = False) -> Cus
 
 
 def custom_op_with_schema(
-    qualname: str, schema: str, needs_fixed_stride_order: bool = True, *, place: Place | None = None
+    qualname: str, schema: str, needs_fixed_stride_order: bool = True, *, location: Location | None = None
 ) -> Any:
     """Declare a functional operator by its schema alone; returns its overload."""
     _, name = parse_qualname(qualname)
     parsed = parse_strictly(name, schema)
     tags = (torch.Tag.needs_fixed_stride_order,) if needs_fixed_stride_order else ()
-    return define(qualname, parsed, place or caller(), tags=tags)._overload
+    return define(qualname, parsed, location or caller(), tags=tags)._overload

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tarry.custom_ops.places import FuncAndLocation
+from tarry.custom_ops.locations import FuncAndLocation
 from tarry.custom_ops.schema import Schema
 
 

@@ -68,7 +68,7 @@ def remove(op: Declared, backend: str) -> None:
 def _as_operator(op: Declared, backend: str, function: Callable[..., Any]) -> Callable[..., Any]:
     if not op._has_impl("abstract"):
         raise RuntimeError(
-            f"{op}: register impl_abstract before a kernel for backend {backend!r}: nothing else tells its shapes"
+            f"{op}: register impl_abstract before a kernel for backend {backend!r}: nothing else gives its shapes"
         )
     name = mangled(op._cpp_ns, op._opname, re.sub(r"\W", "_", backend))
     library = torch.library.Library(KERNELS, "FRAGMENT")

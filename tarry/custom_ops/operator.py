@@ -12,8 +12,8 @@ from torch.compiler import is_dynamo_compiling
 
 from tarry.custom_ops import autograd, conflicts, lowering
 from tarry.custom_ops.declared import Formula
+from tarry.custom_ops.locations import FuncAndLocation, Location, caller, frames_to_caller
 from tarry.custom_ops.names import SUPPORTED_DEVICE_TYPE_TO_KEY, mangled, validate_device_type
-from tarry.custom_ops.places import FuncAndLocation, Place, caller, frames_to_caller
 from tarry.custom_ops.registry import get_op
 from tarry.custom_ops.schema import Contract, Schema, defaults_of, without_name
 from tarry.ir.operators import forget_operators
@@ -31,7 +31,7 @@ class CustomOp:
     """An operator. Call it like a function; the methods register what it does, most of them as decorators.
 
     `torch.ops.namespace.name` is the same operator. Made by `tarry.custom_op`, or by the functions of
-    `tarry.custom_ops` for an operator that somebody else has declared.
+    `tarry.custom_ops` for an operator that other code has declared.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class CustomOp:
         *,
         _private_access: bool = False,
         _contract: Contract | None = None,
-        _place: Place | None = None,
+        _location: Location | None = None,
     ) -> None:
         if not _private_access:
             raise RuntimeError("The CustomOp constructor is private: declare operators with tarry.custom_op")
-        self._bind(lib, cpp_ns, schema, operator_name, ophandle, _contract, _place)
+        self._bind(lib, cpp_ns, schema, operator_name, ophandle, _contract, _location)
 
     def _bind(
         self,
@@ -58,10 +58,10 @@ class CustomOp:
         operator_name: str,
         ophandle: Any,
         contract: Contract | None,
-        place: Place | None,
+        location: Location | None,
     ) -> None:
         """Stand for an operator that PyTorch knows. Also for a second one, when it is declared anew with another
-        schema: whoever holds this object then has the new operator."""
+        schema: this object then is the new operator."""
         self._lib = lib
         self._cpp_ns = cpp_ns
         self._schema = schema
@@ -74,7 +74,7 @@ class CustomOp:
         self._arguments: Sequence[tuple[str, bool, Any]] = defaults_of(self._overload)
         self._has_keywords = any(keyword_only for _, keyword_only, _ in self._arguments)
         self._contract = contract or Contract(self._qualname)
-        self._place = place
+        self._location = location
         self._removed = False
         self._impls: dict[str, FuncAndLocation] = {}
         self._libraries: dict[str, torch.library.Library] = {}  # of each kind its own, to be replaced alone
@@ -241,13 +241,13 @@ class CustomOp:
         """Under autocast on these devices, cast floating-point arguments to `cast_inputs` before the call. Without it,
         autocast leaves the operator alone."""
         wanted = [device_types] if isinstance(device_types, str) else list(device_types)
-        place = str(caller())
+        location = str(caller())
         for device_type in wanted:
             validate_device_type(device_type)
         for device_type in wanted:
             kind = f"autocast on {device_type}"
             self._check_first(kind)
-            self._impls[kind] = FuncAndLocation(self.impl_autocast, place)
+            self._impls[kind] = FuncAndLocation(self.impl_autocast, location)
             key = f"Autocast{SUPPORTED_DEVICE_TYPE_TO_KEY[device_type]}"
             self._library(kind).impl(self._opname, lowering.autocast_kernel(self._overload, key, cast_inputs), key)
 
@@ -309,11 +309,11 @@ class CustomOp:
         """Whether PyTorch's definition would be the same again."""
         return str(schema) == str(self._schema) and self._tags == set(tags)
 
-    def _renew(self, contract: Contract, place: Place, *, keep: bool) -> None:
+    def _renew(self, contract: Contract, location: Location, *, keep: bool) -> None:
         """Be declared again with the schema it has. PyTorch's definition stays, for others hold handles of it. What is
         registered goes; or, with `keep`, it stays until it is registered anew: other modules may have registered it,
         and need not run again."""
-        self._place = place
+        self._location = location
         if keep and contract == self._contract:
             self._outdated = set(self._impls)
         else:

@@ -1,6 +1,6 @@
 """The end of `optimizer.step()` is the end of a training step.
 
-The step is cut there so that nobody has to write `mark_step`. The hooks are global and public API; they run around
+The step is cut there so that programs need no `mark_step`. The hooks are global and public API; they run around
 every optimizer of the process, so telling whether one concerns us must cost next to nothing.
 
 Most optimizers count their steps on the host. In eager PyTorch a step that fails is never counted, because its error

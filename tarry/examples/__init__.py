@@ -1,1 +1,1 @@
-"""Programs that use tarry as anybody would. They import nothing of the package but the package itself."""
+"""Programs that use tarry as users do. They import nothing of the package but the package itself."""

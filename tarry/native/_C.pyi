@@ -4,7 +4,7 @@ A parameter before `/` has no name in C++. `object` in C++ may be a narrower typ
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -16,8 +16,6 @@ Vectors: TypeAlias = Sequence[tuple[torch.dtype, Sequence[int]]]  # per vector: 
 Polynomials: TypeAlias = Sequence[Sequence[tuple[int, Sequence[int]]]]  # per polynomial: its terms (factor, symbols)
 Source: TypeAlias = tuple[str, int]  # argument, gradient, kept, fresh, uploaded, host or dropped; its index
 Made: TypeAlias = tuple[Source, torch.dtype, Sequence[int], Sequence[int], int]  # sizes, strides, offset
-Described: TypeAlias = tuple[str, str, int]  # operator, file, line
-DifferenceKind: TypeAlias = Literal["operator", "layout", "source", "wiring", "value", "draw"]
 
 # Devices and threads: bind_device.cpp
 
@@ -161,24 +159,12 @@ class Snapshot:
     def forget_uploads(self) -> None: ...
     def numbers(self) -> list[Scalar | None]: ...
     def set_numbers(self, indices: Sequence[int], values: Sequence[float], /) -> None: ...
+    def type_hashes(self) -> list[int]: ...
     @property
     def root_serials(self) -> list[int]: ...
     def root_is_alive(self, root: int, /) -> bool: ...
     def root_location(self, root: int, /) -> Location: ...
     def random_nodes(self) -> list[tuple[int, int]]: ...
-
-def compare(
-    before: Snapshot,
-    sources_before: Sequence[int],
-    roots_before: Sequence[int],
-    draws_before: Sequence[tuple[int, int]],
-    now: Snapshot,
-    sources: Sequence[int],
-    roots: Sequence[int],
-    draws: Sequence[tuple[int, int]],
-    numbers: bool,
-    /,
-) -> tuple[DifferenceKind, Described, Described, str, Any, Any] | None: ...
 
 class Expectation:
     def met(self, batch: Batch, trace: Trace, results: Sequence[torch.Tensor], /) -> bool: ...

@@ -391,7 +391,7 @@ def _failure(log: list[str], compiler: _toolchain.Compiler, log_path: Path) -> s
 
 
 def _prune(plan: Plan) -> None:
-    """Remove what nobody will ask for again; best effort, since another process may be doing the same."""
+    """Remove what is not needed again; best effort, since another process may be doing the same."""
     libraries = sorted(
         (plan.cache / "native").glob(f"{plan.extension.name}-*/{plan.extension.name}.so"),
         key=lambda path: path.stat().st_mtime if path.exists() else 0.0,

@@ -1,4 +1,4 @@
-"""What a build tells the user: a bar on a terminal, two plain lines elsewhere, nothing when nothing is built."""
+"""What a build shows the user: a bar on a terminal, two plain lines elsewhere, nothing when nothing is built."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ class _Decomposer:
         return self.builder.one("aten::clone", (value, None), want, self.emit.like)
 
 
-class _Unusable(Exception):  # noqa: N818 - it ends an attempt, and is nobody's mistake
+class _Unusable(Exception):  # noqa: N818 - it ends an attempt, and is no error
     """Why a decomposition cannot take the place of its operator."""
 
 
@@ -255,7 +255,7 @@ def _trace(node: Node, function: Callable[..., Any]) -> torch.fx.GraphModule:
 
 
 def _checked(results: Sequence[TensorType | None], traced: torch.fx.GraphModule) -> _Trace:
-    """The trace, if its operators can stand in a graph and its results are the right ones (None: nobody wants it)."""
+    """The trace, if its operators can stand in a graph and its results are the right ones (None: it is unused)."""
     steps = [step for step in traced.graph.nodes if step.op in ("call_function", "get_attr")]
     constants = {}
     for step in steps:

@@ -78,7 +78,7 @@ class _Functionalizer:
 
     def without_old_contents(self, node: Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments of a node that reads none of what it overwrites: old contents that the step has computed need
-        not be, but for a failure, which is no affair of a program's."""
+        not be, but for a failure, which programs do not handle."""
 
         def blank(old: Any) -> Any:
             if not isinstance(old, Value) or old in self.inputs or not old.type.is_dense:

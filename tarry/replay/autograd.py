@@ -1,4 +1,4 @@
-"""Whether somebody can still call backward() on a tensor."""
+"""Whether backward() can still be called on a tensor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def graph_is_alive(tensor: torch.Tensor) -> bool:
     """Whether a backward pass can still go through the graph behind a tensor.
 
     A pass that is over has freed what the graph had saved. A graph that never had anything to save (of additions, say)
-    cannot be told from a fresh one, and counts as alive.
+    cannot be distinguished from a fresh one, and counts as alive.
     """
     waiting: list[Any] = [tensor.grad_fn]
     seen: set[Any] = set()

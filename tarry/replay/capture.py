@@ -10,11 +10,12 @@ import torch
 
 from tarry.native import C
 from tarry.pytree import TreeSpec, tree_flatten
+from tarry.replay.comparison import Comparison, Deviation, Recorded
 from tarry.replay.reasons import NotReplayableError, where
 
-Place: TypeAlias = tuple[str, int]
+StorageRef: TypeAlias = tuple[str, int]
 """Where a storage comes from at a replay; see `Replay::From` in csrc/replay/replay.h."""
-Made: TypeAlias = tuple[Place, torch.dtype, tuple[int, ...], tuple[int, ...], int]
+Made: TypeAlias = tuple[StorageRef, torch.dtype, tuple[int, ...], tuple[int, ...], int]
 """A tensor that each replay makes anew: its storage, dtype, sizes, strides and offset."""
 
 
@@ -39,28 +40,17 @@ class Result:
 
 
 @dataclass
-class Deviation:
-    """What a call did otherwise than an earlier one. Without an operator, `text` says it all."""
-
-    text: str
-    operator: str | None = None
-    where: str | None = None
-    before: Any = None
-    now: Any = None
-
-
-@dataclass
 class Capture:
     """All that a replay of a call would do."""
 
     snapshot: Any
-    sources: list[Place]  # per leaf
-    targets: list[Place]  # per root
+    sources: list[StorageRef]  # per leaf
+    targets: list[StorageRef]  # per root
     kept: list[int]  # serials of storages that outlive the call
     seeds: list[tuple[int, int]]
     draws: int
     made: list[Made]
-    gradients: list[tuple[Place, Made | None]]
+    gradients: list[tuple[StorageRef, Made | None]]
     holders: list[torch.Tensor]
     hosts: list[torch.Tensor]
     host_identities: list[Any]
@@ -73,24 +63,26 @@ class Capture:
         """What this call did otherwise than an earlier one; None if they did the same. Without `numbers`, those that
         operators were given may be others."""
         theirs, mine = before._roots(), self._roots()
-        for place in theirs.keys() ^ mine.keys():
-            capture, verb = (self, "writes") if place in mine else (before, "does not write any more")
-            root = (mine if place in mine else theirs)[place]
+        for ref in theirs.keys() ^ mine.keys():
+            capture, verb = (self, "writes") if ref in mine else (before, "does not write any more")
+            root = (mine if ref in mine else theirs)[ref]
             return Deviation(f"it {verb} a tensor that was computed at {where(capture.snapshot.root_location(root))}")
-        places: dict[Any, int] = {}
-        found = C.compare(
+        numbered: dict[Any, int] = {}
+        was = Recorded(
             before.snapshot,
-            before._numbered_sources(places),
+            before._numbered_sources(numbered),
             list(theirs.values()),
-            before.seeds,
-            self.snapshot,
-            self._numbered_sources(places),
-            [mine[place] for place in theirs],
-            self.seeds,
-            numbers,
+            [drawn for _, drawn in before.seeds],
         )
+        now = Recorded(
+            self.snapshot,
+            self._numbered_sources(numbered),
+            [mine[k] for k in theirs],
+            [drawn for _, drawn in self.seeds],
+        )
+        found = Comparison(was, now, numbers).difference()
         if found is not None:
-            return _describe(*found)
+            return found
         if self.draws != before.draws:
             return Deviation(
                 f"it drew {before.draws} random seeds and then {self.draws}", None, None, before.draws, self.draws
@@ -137,23 +129,23 @@ class Capture:
                 return None
         return [made[k] for k in range(len(self.made))] if len(made) == len(self.made) else None
 
-    def _key(self, place: Place) -> Any:
-        """A place in terms that do not depend on the call."""
-        match place:
+    def _key(self, ref: StorageRef) -> Any:
+        """A reference in terms that do not depend on the call."""
+        match ref:
             case "kept", k:
                 return "kept", self.kept[k]
             case "host", k:
                 return "host", self.host_identities[k]
             case "gradient", k:
                 return "gradient", id(self.holders[k])
-        return place
+        return ref
 
     def _roots(self) -> dict[Any, int]:
         """The roots whose storages outlive the call, by what these are."""
-        return {self._key(place): k for k, place in enumerate(self.targets) if place[0] != "dropped"}
+        return {self._key(ref): k for k, ref in enumerate(self.targets) if ref[0] != "dropped"}
 
-    def _numbered_sources(self, places: dict[Any, int]) -> list[int]:
-        return [places.setdefault(self._key(place), len(places)) for place in self.sources]
+    def _numbered_sources(self, numbered: dict[Any, int]) -> list[int]:
+        return [numbered.setdefault(self._key(ref), len(numbered)) for ref in self.sources]
 
     def _gradient_changes(self) -> list[Any]:
         return [(id(self.holders[k]) if kind == "kept" else (kind, k), made) for (kind, k), made in self.gradients]
@@ -174,31 +166,6 @@ class Capture:
             draws=self.draws,
             numbers=list(numbers),
         )
-
-
-def _describe(
-    kind: str, before: tuple[str, str, int], now: tuple[str, str, int], argument: str, was: Any, new: Any
-) -> Deviation:
-    """A difference between two nodes, as csrc/replay/verify.h has found it."""
-    operator, place = now[0], where(now[1:])
-    match kind:
-        case "value":
-            text = f"{argument!r} of {operator} at {place} was {was!r} and is {new!r} now"
-            if "optim" in place:
-                text += ". If it follows from an optimizer's step count, give the optimizer capturable=True"
-            return Deviation(text, operator, place, was, new)
-        case "operator":
-            text = f"it recorded {operator} at {place} where it had recorded {before[0]} at {where(before[1:])}"
-            return Deviation(text, operator, place, before[0], operator)
-        case "source":
-            text = f"it reads another tensor at {place} than before"
-        case "layout":
-            text = f"{operator} at {place} has arguments of other shapes or types"
-        case "draw":
-            text = f"{operator} at {place} draws its random numbers at another point of the sequence"
-        case _:
-            text = f"{operator} at {place} takes other values, or other views of them"
-    return Deviation(text, operator, place)
 
 
 class CountedOnHostError(NotReplayableError):

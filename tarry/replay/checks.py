@@ -1,4 +1,4 @@
-"""A list of checks: the native guard that carries them out, and what is needed to tell which one has failed."""
+"""A list of checks: the native guard that carries them out, and what is needed to name the one that has failed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Checks:
         self.guard.dict_entries(container, rate)
 
     def rate(self, container: dict[Any, Any], key: str, path: str) -> None:
-        """A float that may change if `failing` is told so."""
+        """A float that may change where the caller of `failing` allows it."""
         self._add(path, "item", container[key], container, key)
         self.guard.rate(container, key, container[key])
 

@@ -19,8 +19,9 @@ from tarry import events
 from tarry.errors import ReplayError
 from tarry.native import C
 from tarry.pytree import TreeSpec, tree_flatten, tree_unflatten
-from tarry.replay.capture import Capture, CountedOnHostError, Deviation
+from tarry.replay.capture import Capture, CountedOnHostError
 from tarry.replay.checks import PLAIN
+from tarry.replay.comparison import Deviation
 from tarry.replay.counts import count_on_device
 from tarry.replay.guards import Guards, default_devices
 from tarry.replay.rates import RateWatch, Schedule, schedule
@@ -36,7 +37,7 @@ T = TypeVar("T")
 OnDeviation: TypeAlias = Literal["raise", "warn"]
 MAX_PLANS = 8
 """Of one function: for other shapes, training and evaluation, ... The least recently used goes first."""
-PATIENCE = 4
+MAX_FRUITLESS = 4
 """After that many calls in a row that showed nothing, calls are watched more and more rarely: watching costs time."""
 LONGEST_PAUSE = 128
 _NOT_CALLED = "it has not been called"
@@ -117,20 +118,20 @@ class ReplayPlan:
         return self.guards.failing(with_rates=self.schedule is None)
 
     def numbers(self) -> list[float] | None:
-        """Those that follow from the learning rates of now; None if that cannot be told."""
+        """Those that follow from the learning rates of now; None if they are unknown."""
         return [] if self.schedule is None else self.schedule.evaluate()
 
     def deviation(self, capture: Capture, numbers: list[float]) -> Deviation | None:
         """What a call did otherwise than a replay with these numbers would have done."""
         if self.schedule is None:
             return capture.difference(self.capture)
-        snapshot, places = self.capture.snapshot, self.schedule.places
+        snapshot, positions = self.capture.snapshot, self.schedule.positions
         recorded = snapshot.numbers()
-        snapshot.set_numbers(places, numbers)
+        snapshot.set_numbers(positions, numbers)
         try:
             return capture.difference(self.capture)
         finally:
-            snapshot.set_numbers(places, [recorded[k] for k in places])  # those that go with self.rates
+            snapshot.set_numbers(positions, [recorded[k] for k in positions])  # those that go with self.rates
 
     def follow(self, other: ReplayPlan) -> Schedule | None:
         """How the numbers of this call follow from learning rates, if it did the same as another one but for them."""
@@ -200,7 +201,6 @@ class StepFunction(Generic[P, T]):
         self._reason = _NOT_CALLED
         self._deviation = ""  # the last one
         self._is_given_up = False  # after a deviation with on_deviation="warn"
-        self._last_verified = 0
         self.recorded = 0
         """Calls that ran the function's Python."""
         self.replays = 0
@@ -318,7 +318,7 @@ class StepFunction(Generic[P, T]):
         return made
 
     def _renew(self, plan: ReplayPlan) -> None:
-        plan.replay = plan.capture.replay(plan.schedule.places if plan.schedule else ())
+        plan.replay = plan.capture.replay(plan.schedule.positions if plan.schedule else ())
         self._hasten()
 
     def _hasten(self) -> None:
@@ -438,7 +438,7 @@ class StepFunction(Generic[P, T]):
             self._nothing_learned(self._reason)  # something is different at every call
         if found.confirmations >= self._warm_up:
             self._fruitless = 0
-            found.replay = found.capture.replay(found.schedule.places if found.schedule else ())
+            found.replay = found.capture.replay(found.schedule.positions if found.schedule else ())
         self._plans = [found, *filter(self._may_come_back, self._plans)][:MAX_PLANS]
 
     def _follow(self, found: ReplayPlan, steady: list[ReplayPlan]) -> ReplayPlan | None:
@@ -461,8 +461,8 @@ class StepFunction(Generic[P, T]):
     def _nothing_learned(self, reason: str) -> None:
         self._reason = reason
         self._fruitless += 1
-        if self._fruitless > PATIENCE:
-            self._pause = min(2 ** (self._fruitless - PATIENCE), LONGEST_PAUSE)
+        if self._fruitless > MAX_FRUITLESS:
+            self._pause = min(2 ** (self._fruitless - MAX_FRUITLESS), LONGEST_PAUSE)
 
     # ---- verifying
 
@@ -488,7 +488,6 @@ class StepFunction(Generic[P, T]):
                 deviation = None if capture is None else plan.deviation(capture, numbers)
             if deviation is None:
                 self.verified += 1
-                self._last_verified = call.number
                 plan.verification.note_verified(call.number)
                 events.emit("replay_verified", function=self._name)
             else:

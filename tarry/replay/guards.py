@@ -438,7 +438,7 @@ def _content(cell: types.CellType) -> Any:
 
 
 def _is_stream(value: Any) -> bool:
-    """Whether it gives something else each time that it is asked, and does not tell what is next."""
+    """Whether each call gives something else, and nothing shows what is next."""
     if isinstance(value, io.IOBase):
         return not value.closed and value.readable()
     is_python = isinstance(getattr(type(value), "__next__", None), types.FunctionType)

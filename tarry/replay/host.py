@@ -6,7 +6,6 @@ numbers, they are constants of a replay if consecutive calls have made the same.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Set
 from typing import Any
@@ -94,9 +93,9 @@ class HostWatch(TorchFunctionMode):
         return result
 
 
-def _read(place: str) -> str:
+def _read(site: str) -> str:
     return (
-        f"it reads a host tensor at {place}: a replay would not see it change. Read it outside, and pass what follows "
+        f"it reads a host tensor at {site}: a replay would not see it change. Read it outside, and pass what follows "
         f"from it as an argument, or have it on device 'tarry'"
     )
 
@@ -105,7 +104,6 @@ def _is_plain(value: Any) -> bool:
     return all(map(_is_plain, value)) if isinstance(value, list | tuple) else isinstance(value, PLAIN)
 
 
-@functools.cache
 def _writes(name: str) -> bool:
     in_place = name.endswith("_") and not name.endswith("__")
     return in_place or name == "__setitem__" or (name.startswith("__i") and name not in _NO_WRITES)

@@ -2,10 +2,10 @@
 
 A replay runs no Python that could compute `-lr` or `1 - lr * weight_decay`. So while a call is watched, the learning
 rates of its optimizers are floats that note what is computed from them. Two calls with different rates that did the
-same but for some numbers, each of which is the value of the same expression in both, tell how those numbers follow
+same but for some numbers, each of which is the value of the same expression in both, show how those numbers follow
 from the rates: all else that they could depend on is guarded. From then on a replay computes them.
 
-Values are matched, so expressions must be told apart by them: if two have the same value in both calls, or one has a
+Values are matched, so they must distinguish the expressions: if two have the same value in both calls, or one has a
 value that did not change, nothing is concluded. Nor is anything if the call does more with a rate than arithmetic:
 compares it, converts it, prints it, makes a tensor of it. What C functions do with a float is not seen: verification is
 what finds a number that does not follow as it seemed to.
@@ -41,7 +41,7 @@ class Rate(float):
     watch: RateWatch
 
     def _made(self, value: Any, expression: Expression | None) -> Any:
-        """What was computed from it. Without an expression, nobody knows how."""
+        """What was computed from it. Without an expression, it is unknown how."""
         if self.watch.is_over or value is NotImplemented:
             return value
         if expression is None or type(value) is not float:
@@ -181,11 +181,11 @@ class Schedule:
     leaders: list[int]
     fixed: list[tuple[int, float]]  # groups whose rates have not been seen to change
     expressions: list[Expression]  # each once
-    places: list[int]  # of the numbers that follow from rates, among all,
+    positions: list[int]  # of the numbers that follow from rates, among all,
     expression_of: list[int]  # ... and by which expression
 
     def evaluate(self) -> list[float] | None:
-        """The numbers for the rates of now; None if that cannot be told."""
+        """The numbers for the rates of now; None if they are unknown."""
         rates = [group["lr"] for group in self.groups]
         if any(rates[k] != value for k, value in self.fixed) or not all(map(math.isfinite, rates)):
             return None

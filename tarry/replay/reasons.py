@@ -15,6 +15,6 @@ class DisturbedError(NotReplayableError):
 
 
 def where(location: Sequence[Any]) -> str:
-    """A place in the user's program: a file and a line."""
+    """A line of the user's program: a file and a line."""
     file, line = location
     return f"{file}:{line}" if file else "an unknown line"

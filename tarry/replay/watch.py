@@ -19,7 +19,7 @@ import torch
 from tarry.native import C
 from tarry.pytree import TreeSpec
 from tarry.replay.autograd import graph_is_alive
-from tarry.replay.capture import Capture, CountedOnHostError, Made, Place, Result, flatten_result
+from tarry.replay.capture import Capture, CountedOnHostError, Made, Result, StorageRef, flatten_result
 from tarry.replay.checks import PLAIN
 from tarry.replay.guards import Guards, state_of
 from tarry.replay.host import HostWatch
@@ -132,7 +132,7 @@ class Watch:
             self._gradients, self._device_rng = self._expectation.gradient_serials, self._expectation.random_position
         snapshot = self._snapshots[0]
         self._kept: dict[int, int] = {}  # serials, numbered
-        self._places_of_arguments()
+        self._note_arguments()
         hosts: list[torch.Tensor] = []
         sources = [self._source(leaf, hosts) for leaf in snapshot.leaves()]
         snapshot.forget_uploads()
@@ -207,14 +207,16 @@ class Watch:
         if self._snapshots[0].batch.device != self._device:
             raise NotReplayableError("it computes on another device than the current one")
 
-    def _places_of_arguments(self) -> None:
+    def _note_arguments(self) -> None:
         self._arguments: dict[int, int] = {}
         for k, leaf in enumerate(self._leaves):
             if isinstance(leaf, torch.Tensor):
                 if leaf.grad_fn is not None:
                     raise NotReplayableError(f"argument {k} has a grad_fn: a backward pass would leave the function")
                 if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
-                    raise NotReplayableError(f"argument {k} is a {type(leaf).__name__}, which has a say in operators")
+                    raise NotReplayableError(
+                        f"argument {k} is a {type(leaf).__name__}, whose class may change what operators do"
+                    )
                 if leaf.__dict__:
                     raise NotReplayableError(f"argument {k} is a tensor with attributes: {', '.join(leaf.__dict__)}")
                 serial = C.storage_serial(leaf)
@@ -227,7 +229,7 @@ class Watch:
                 )
         self._old_gradients = {serial: k for k, serial in enumerate(self._gradients) if serial}
 
-    def _place(self, serial: int) -> Place | None:
+    def _ref(self, serial: int) -> StorageRef | None:
         """Where a storage that existed before the call comes from."""
         if serial and serial in self._argument_gradients:
             raise NotReplayableError("it uses the .grad that an argument had before the call")
@@ -239,13 +241,13 @@ class Watch:
             return None
         return "kept", self._kept.setdefault(serial, len(self._kept))
 
-    def _source(self, described: tuple[int, torch.Tensor | None, str, int], hosts: list[torch.Tensor]) -> Place:
+    def _source(self, described: tuple[int, torch.Tensor | None, str, int], hosts: list[torch.Tensor]) -> StorageRef:
         serial, uploaded, file, line = described
         if uploaded is None:
-            place = self._place(serial)
-            if place is None:
+            ref = self._ref(serial)
+            if ref is None:
                 raise NotReplayableError(f"it uses a tensor at {where((file, line))} that it made without recording it")
-            return place
+            return ref
         for k, leaf in enumerate(self._leaves):
             if leaf is uploaded:
                 return "uploaded", k
@@ -266,20 +268,20 @@ class Watch:
             return id(host)
         return host.dtype, tuple(host.shape), bytes(host.contiguous().flatten().view(torch.uint8).tolist())
 
-    def _targets(self, snapshot: Any) -> list[Place]:
+    def _targets(self, snapshot: Any) -> list[StorageRef]:
         for attempt in range(2):
-            targets: list[Place] = []
+            targets: list[StorageRef] = []
             unknown = []
             for k, serial in enumerate(snapshot.root_serials):
-                place = self._place(serial)
-                if place is None:
+                ref = self._ref(serial)
+                if ref is None:
                     if serial in self._claimed:
-                        place = "fresh", self._claimed[serial]
+                        ref = "fresh", self._claimed[serial]
                     else:
-                        place = "dropped", 0
+                        ref = "dropped", 0
                         if serial and snapshot.root_is_alive(k):
                             unknown.append(k)
-                targets.append(place)
+                targets.append(ref)
             if not unknown:
                 return targets
             if attempt == 0:
@@ -289,26 +291,26 @@ class Watch:
             f"other than its result or a .grad"
         )
 
-    def _claim(self, serial: int) -> Place:
+    def _claim(self, serial: int) -> StorageRef:
         return "fresh", self._claimed.setdefault(serial, len(self._claimed))
 
-    def _new_gradients(self) -> list[tuple[Place, Made | None]]:
-        changes: list[tuple[Place, Made | None]] = []
-        owners: list[tuple[Place, torch.Tensor, int]] = [
+    def _new_gradients(self) -> list[tuple[StorageRef, Made | None]]:
+        changes: list[tuple[StorageRef, Made | None]] = []
+        owners: list[tuple[StorageRef, torch.Tensor, int]] = [
             (("kept", k), t, before) for k, (t, before) in enumerate(zip(self._holders, self._gradients, strict=True))
         ]
         for (k, t), before in zip(self._argument_holders, self._argument_gradients, strict=True):
             owners.append((("argument", k), t, before))
-        for place, tensor, before in owners:
+        for ref, tensor, before in owners:
             gradient = tensor.grad
             after = 0 if gradient is None else C.storage_serial(gradient)
             if gradient is None:
                 if before:
-                    changes.append((place, None))
+                    changes.append((ref, None))
             elif after != before:
                 if after not in self._made_storages or gradient.requires_grad:
                     raise NotReplayableError("it sets a .grad to a tensor that is not simply computed in the call")
-                changes.append((place, _made(self._claim(after), gradient)))
+                changes.append((ref, _made(self._claim(after), gradient)))
         known = {id(tensor) for _, tensor, _ in owners}
         for tensor in self._host.set_attributes if self._host is not None else ():
             serial = C.storage_serial(tensor)
@@ -335,11 +337,11 @@ class Watch:
             else:
                 if id(leaf) not in numbered:
                     numbered[id(leaf)] = len(made)
-                    made.append(_made(self._result_place(leaf), leaf))
+                    made.append(_made(self._result_ref(leaf), leaf))
                 results.append(Result("made", numbered[id(leaf)]))
         return results, tree, made
 
-    def _result_place(self, tensor: torch.Tensor) -> Place:
+    def _result_ref(self, tensor: torch.Tensor) -> StorageRef:
         if tensor.device.type != "tarry":
             raise NotReplayableError("it returns a tensor on the host that it has made. Return one on device 'tarry'")
         if tensor.requires_grad and not self._is_verified and (tensor.is_leaf or graph_is_alive(tensor)):
@@ -354,10 +356,10 @@ class Watch:
         serial = C.storage_serial(tensor)
         if serial in self._made_storages:
             return self._claim(serial)
-        place = self._place(serial)
-        if place is None or place[0] == "kept":
+        ref = self._ref(serial)
+        if ref is None or ref[0] == "kept":
             raise NotReplayableError("it returns a tensor that it has not computed: a copy of a host tensor, or a view")
-        return place
+        return ref
 
     def _draws(self, snapshot: Any) -> tuple[int, list[tuple[int, int]]]:
         """How many seeds the call has drawn, and which random node has which of them."""
@@ -374,5 +376,5 @@ class Watch:
         return draws, seeds
 
 
-def _made(place: Place, tensor: torch.Tensor) -> Made:
-    return place, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+def _made(ref: StorageRef, tensor: torch.Tensor) -> Made:
+    return ref, tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())

@@ -18,7 +18,7 @@ _SIZES = "blob sizes"
 
 
 class CorruptError(ValueError):
-    """Bytes that are no such file: cut off, changed, or somebody else's."""
+    """Bytes that are no such file: cut off, changed, or of another program."""
 
 
 def pack(header: Mapping[str, Any], blobs: Sequence[bytes | memoryview] = ()) -> bytes:

@@ -1,7 +1,7 @@
 """The directory of stored programs: one file each, complete or not there, the least recently used thrown away first.
 
 Any number of processes use it at once. A file is written under another name and renamed; a reader has what it has
-opened, whoever removes the name meanwhile. The only lock is that of the one who throws files away.
+opened, even if another process removes the name meanwhile. The only lock is for removing files.
 
 Programs are code. A directory that is not this user's alone is refused (`tarry.trust`), and no link in it is followed.
 """
@@ -64,7 +64,7 @@ class Store:
         return True
 
     def put(self, identity: Identity, program: bytes) -> None:
-        """Keep a program. Failing to is no error: it is said once, and the program goes on."""
+        """Keep a program. A failure is no error: tarry warns once and goes on."""
         data = pack({"format": 1}, (identity.text.encode(), program))
         if len(data) > self.max_bytes:
             events.emit("store_skip", key=identity.key, reason=f"{len(data)} bytes, which is more than the store holds")

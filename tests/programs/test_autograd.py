@@ -340,6 +340,7 @@ def test_gradcheck() -> None:
     assert torch.autograd.gradcheck(lambda t: (t.sigmoid() * t.t().sum()).cumsum(0), (x,))
 
 
+@pytest.mark.process
 def test_backward_of_another_device_before_the_first_use() -> None:
     """The engine starts its threads at the first backward of the process; ours must have one all the same."""
     script = (

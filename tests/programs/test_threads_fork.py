@@ -100,7 +100,7 @@ class Squares(Dataset):
         return torch.full((2,), float(i)), i * i
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.process)])
 def test_data_loader_workers(method: str) -> None:
     (torch.ones(2, device=DEVICE) + 1).sum().item()  # the device is in use before the workers start
     loader = DataLoader(Squares(), batch_size=4, num_workers=2, multiprocessing_context=method)
@@ -149,6 +149,7 @@ def test_use_after_a_fork_is_a_clear_error() -> None:
     assert (torch.ones(2, device=DEVICE) + 1).tolist() == [2.0, 2.0], "the parent is unharmed"
 
 
+@pytest.mark.process
 def test_a_spawned_child_has_a_device_of_its_own() -> None:
     code = f"""
         import multiprocessing
@@ -171,6 +172,7 @@ def test_a_spawned_child_has_a_device_of_its_own() -> None:
 
 
 @tarry_only
+@pytest.mark.process
 def test_importing_initialises_nothing_that_a_fork_would_break() -> None:
     code = """
         import os
@@ -189,6 +191,7 @@ def test_importing_initialises_nothing_that_a_fork_would_break() -> None:
 
 
 @tarry_only
+@pytest.mark.process
 def test_the_process_ends_quietly_with_work_pending() -> None:
     code = """
         import tarry, torch

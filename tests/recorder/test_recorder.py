@@ -117,6 +117,7 @@ print([event.fields["key"] for event in seen if event.kind == "compile"])
 """
 
 
+@pytest.mark.process
 def test_the_hash_is_the_same_in_every_process() -> None:
     def run() -> str:
         return subprocess.run([sys.executable, "-c", KEY_PROGRAM], check=True, capture_output=True, text=True).stdout
@@ -193,6 +194,7 @@ def test_lines_are_not_part_of_the_hash() -> None:
 # ---- robustness
 
 
+@pytest.mark.process
 def test_a_long_chain_is_freed_without_overflowing_the_stack() -> None:
     script = """
         import torch, tarry

@@ -132,6 +132,7 @@ def test_dead_inputs_do_not_stay_in_memory() -> None:
     assert sizes[-1] - sizes[6] < 4 * size, sizes  # a leak would be as much each round
 
 
+@pytest.mark.process
 def test_closures_finish_before_the_process_ends() -> None:
     script = """
         import time, torch, tarry

@@ -246,7 +246,7 @@ def conclude(compute: Callable[[float], list[float]], *rates: float) -> Schedule
 def test_numbers_follow_from_rates() -> None:
     found = conclude(lambda rate: [rate, 3.0, 1 - rate * 0.5, -rate], 0.1, 0.2)
     assert found is not None
-    assert found.places == [0, 2, 3]
+    assert found.positions == [0, 2, 3]
     found.groups[0]["lr"] = 0.4
     assert found.evaluate() == [0.4, 1 - 0.4 * 0.5, -0.4]
 

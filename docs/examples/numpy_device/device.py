@@ -32,7 +32,7 @@ NAMES: dict[str, Any] = {
 
 
 class NumpyDevice(NumpyBackend):
-    """What the YAML cannot say: where data live, and how an operator is carried out that nobody wrote a kernel for."""
+    """What the YAML cannot say: where data live, and how an operator without a kernel is carried out."""
 
     decomposed = ("_log_softmax", "_log_softmax_backward_data", "nll_loss_forward", "nll_loss_backward")
 

@@ -12,7 +12,7 @@ from tarry.errors import BackendError
 
 @dataclass(eq=False)
 class TSData(Data):
-    """A handle to a tensor on the backend's device. One made from a number has its tensor made when it is asked for.
+    """A handle to a tensor on the backend's device. One made from a number makes its tensor at the first use.
 
     The runtime keeps this backend's data as plain tensors; handles are for lowering and for tools.
     """

@@ -135,7 +135,7 @@ class TSLoweringContext(LoweringContext[JitValue]):
         super().lower_node(node)
 
     def begin(self, node: Node) -> None:
-        """Say which node is being lowered: errors name it, and its outputs tell the lengths of lists."""
+        """Say which node is being lowered: errors name it, and its outputs give the lengths of lists."""
         self._node = node
 
     def emit(self, node: Node, args: tuple[Any, ...]) -> Sequence[JitValue | None]:
@@ -199,7 +199,7 @@ class TSLoweringContext(LoweringContext[JitValue]):
 
     def _append(self, op: str, args: Sequence[Any]) -> Any:
         lowering = _generated_lowering(op)
-        if lowering is None or lowering.__code__.co_argcount != len(args) + 1:  # a malformed node is told so there
+        if lowering is None or lowering.__code__.co_argcount != len(args) + 1:  # a malformed node raises there
             made = self._append_by_schema(op, args)
         else:
             made = lowering(self.builder, *args)

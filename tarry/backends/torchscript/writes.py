@@ -1,4 +1,4 @@
-"""Where a pure graph may be run by operators that write: into buffers that nobody reads any more.
+"""Where a pure graph may be run by operators that write: into buffers that nothing reads any more.
 
 An optimizer's update becomes an update of the parameter's own buffer again, and a chain of pointwise operators on
 temporaries needs one buffer. What is decided here depends on the order of the nodes, so they must be run in that order.

@@ -15,7 +15,10 @@ from tarry.ir.operators import operator
 
 # torch._decomp is not public: checked on 2.11 and 2.13.
 
-_BEYOND_CORE = ("upsample_bilinear2d", "adaptive_max_pool2d", "native_group_norm_backward", "grid_sampler_2d")
+_BEYOND_CORE = (
+    *("upsample_bilinear2d", "adaptive_max_pool2d", "grid_sampler_2d"),
+    *("native_layer_norm", "native_group_norm", "native_group_norm_backward"),
+)
 """Operators that torch counts among the core ones, so that its table for compilers leaves them whole."""
 
 

@@ -27,7 +27,7 @@ def matmul(a: Array, b: Array) -> Array:
     return jnp.matmul(a, b, precision=EXACT, preferred_element_type=_wide_of(a))
 
 
-for _name in ("aten::mm", "aten::bmm", "aten::mv", "aten::dot"):
+for _name in ("aten::mm", "aten::bmm"):
     lowers(_name)(lambda call, a, b: matmul(a, b))
 
 
@@ -46,7 +46,7 @@ def _is_one(number: Any) -> bool:
     return isinstance(number, int | float) and number == 1
 
 
-@lowers("aten::addmm", "aten::baddbmm", "aten::addmv", settled="alpha beta")
+@lowers("aten::addmm", settled="alpha beta")
 def _addmm(call: Call, x: Array, a: Array, b: Array, beta: Any, alpha: Any) -> Array:
     return _scaled_sum(call, x, beta, matmul(a, b), alpha)
 

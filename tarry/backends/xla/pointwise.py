@@ -72,7 +72,6 @@ pointwise(
         "aten::rsqrt": lax.rsqrt,
         "aten::sigmoid": jax.nn.sigmoid,
         "aten::sign": _sign,
-        "aten::silu": lambda x: x * jax.nn.sigmoid(x),
         "aten::sin": jnp.sin,
         "aten::sinh": jnp.sinh,
         "aten::sqrt": jnp.sqrt,
@@ -278,19 +277,7 @@ def _masked_fill(call: Call, x: Array, mask: Array, value: Array) -> Array:
     return jnp.where(mask, cast(value, call.dtype), x)
 
 
-def _is_small(node: Node) -> bool:
-    """Comparing each with each is only good for few."""
-    return math.prod(value.type.numel for value in node.operands) < 1 << 22
-
-
-@lowers("aten::isin.Tensor_Tensor", when=_is_small)
-def _isin(call: Call, elements: Array, wanted: Array, assume_unique: bool, invert: bool) -> Array:
-    dtype = JAX_DTYPES[promoted(*call.node.args[:2])]
-    found = jnp.any(cast(elements, dtype)[..., None] == cast(wanted, dtype).reshape(-1), axis=-1)
-    return ~found if invert else found
-
-
-# ---- activations and their gradients
+# ---- activations
 
 
 def _gelu(x: Array, approximate: str) -> Array:
@@ -300,20 +287,6 @@ def _gelu(x: Array, approximate: str) -> Array:
 
 
 _GELU_SLOPE = math.sqrt(2 / math.pi)
-
-
-def _gelu_gradient(gradient: Array, x: Array, approximate: str) -> Array:
-    if approximate == "tanh":
-        inner = jnp.tanh(_GELU_SLOPE * (x + 0.044715 * x * x * x))
-        slope = _GELU_SLOPE * (1 + 3 * 0.044715 * x * x)
-        return gradient * (0.5 * (1 + inner) + 0.5 * x * (1 - inner * inner) * slope)
-    density = jnp.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
-    return gradient * (0.5 * (1 + lax.erf(x * math.sqrt(0.5))) + x * density)
-
-
-def _silu_gradient(gradient: Array, x: Array) -> Array:
-    gate = jax.nn.sigmoid(x)
-    return gradient * gate * (1 + x * (1 - gate))
 
 
 def _elu(x: Array, alpha: Array, scale: Array, input_scale: Array) -> Array:
@@ -327,11 +300,6 @@ pointwise(
         "aten::hardtanh": _clamp,
         "aten::leaky_relu": lambda x, slope: jnp.where(x > 0, x, x * slope),
         "aten::gelu": _gelu,
-        "aten::gelu_backward": _gelu_gradient,
         "aten::native_dropout_backward": lambda gradient, mask, scale: gradient * mask * scale,
-        "aten::sigmoid_backward": lambda gradient, y: gradient * jnp.conj((1 - y) * y),
-        "aten::silu_backward": _silu_gradient,
-        "aten::tanh_backward": lambda gradient, y: gradient * jnp.conj(1 - y * y),
-        "aten::threshold_backward": lambda gradient, x, threshold: jnp.where(x <= threshold, 0, gradient),
     },
 )

@@ -112,11 +112,6 @@ def _var(call: Call, x: Array, dims: Any, correction: Any, keepdim: bool) -> Arr
     return _variance(call, x, dims, correction, keepdim)[0]
 
 
-@lowers("aten::std.correction", constant="correction")
-def _std(call: Call, x: Array, dims: Any, correction: Any, keepdim: bool) -> Array:
-    return jnp.sqrt(_variance(call, x, dims, correction, keepdim)[0])
-
-
 @lowers("aten::var_mean.correction", constant="correction")
 def _var_mean(call: Call, x: Array, dims: Any, correction: Any, keepdim: bool) -> tuple[Array, Array]:
     return _variance(call, x, dims, correction, keepdim)
@@ -191,16 +186,3 @@ def _log_softmax(call: Call, x: Array, dim: int, half_to_float: bool) -> Array:
 
 lowers("aten::_softmax")(_softmax)
 lowers("aten::_log_softmax")(_log_softmax)
-
-
-@lowers("aten::_softmax_backward_data")
-def _softmax_gradient(call: Call, gradient: Array, output: Array, dim: int, dtype: Any) -> Array:
-    gradient, output = cast(gradient, call.wide), cast(output, call.wide)
-    product = gradient * output
-    return product - output * jnp.sum(product, axis=axes(dim, output.ndim), keepdims=True)
-
-
-@lowers("aten::_log_softmax_backward_data")
-def _log_softmax_gradient(call: Call, gradient: Array, output: Array, dim: int, dtype: Any) -> Array:
-    gradient, output = cast(gradient, call.wide), cast(output, call.wide)
-    return gradient - jnp.exp(output) * jnp.sum(gradient, axis=axes(dim, output.ndim), keepdims=True)

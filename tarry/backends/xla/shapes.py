@@ -178,31 +178,12 @@ def _slice_scatter(
     return x.at[_window(x, dim, slice(first, last, step))].set(source)
 
 
-@lowers("aten::select_scatter")
-def _select_scatter(call: Call, x: Array, source: Array, dim: int, index: int) -> Array:
-    return x.at[_window(x, dim, index)].set(source)
-
-
 @lowers("aten::diagonal_scatter")
 def _diagonal_scatter(call: Call, x: Array, source: Array, offset: int, dim1: int, dim2: int) -> Array:
     moved = jnp.moveaxis(x, (dim1, dim2), (-2, -1))
     row, column = max(-offset, 0), max(offset, 0)
     along = np.arange(source.shape[-1])
     return jnp.moveaxis(moved.at[..., along + row, along + column].set(source), (-2, -1), (dim1, dim2))
-
-
-@lowers("aten::slice_backward")
-def _slice_gradient(
-    call: Call, gradient: Array, sizes: Sequence[int], dim: int, start: int, end: int, step: int
-) -> Array:
-    first, last = _bounds(sizes[dim], start, end)
-    return jnp.zeros(call.type.sizes, gradient.dtype).at[_window(gradient, dim, slice(first, last, step))].set(gradient)
-
-
-@lowers("aten::select_backward")
-def _select_gradient(call: Call, gradient: Array, sizes: Sequence[int], dim: int, index: int) -> Array:
-    whole = jnp.zeros(call.type.sizes, gradient.dtype)
-    return whole.at[_window(whole, dim, index)].set(gradient)
 
 
 # ---- joining, padding, rearranging
@@ -221,11 +202,6 @@ def _split(call: Call, x: Array, sizes: Sequence[int], dim: int) -> tuple[Array,
     return tuple(lax.slice_in_dim(x, end - size, end, axis=dim) for size, end in zip(sizes, ends, strict=True))
 
 
-@lowers("aten::stack")
-def _stack(call: Call, parts: Sequence[Array], dim: int) -> Array:
-    return jnp.stack([cast(part, call.dtype) for part in parts], dim)
-
-
 @lowers("aten::constant_pad_nd")
 def _constant_pad(call: Call, x: Array, pads: Sequence[int], value: Array) -> Array:
     widths = [(0, 0, 0)] * x.ndim
@@ -236,13 +212,4 @@ def _constant_pad(call: Call, x: Array, pads: Sequence[int], value: Array) -> Ar
 
 lowers("aten::flip")(lambda call, x, dims: jnp.flip(x, [d % x.ndim for d in dims]))
 lowers("aten::repeat")(lambda call, x, repeats: jnp.tile(x, repeats))
-lowers("aten::roll")(lambda call, x, shifts, dims: jnp.roll(x, shifts, dims or None))
-lowers("aten::tril")(lambda call, x, diagonal: jnp.tril(x, diagonal))
-lowers("aten::triu")(lambda call, x, diagonal: jnp.triu(x, diagonal))
 lowers("aten::complex")(lambda call, real, imaginary: lax.complex(*jnp.broadcast_arrays(real, imaginary)))
-
-
-@lowers("aten::eye", "aten::eye.m")
-def _eye(call: Call, *args: Any) -> Array:
-    rows, columns = call.type.sizes
-    return jnp.eye(rows, columns, dtype=call.dtype)

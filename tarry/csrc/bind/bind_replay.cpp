@@ -27,52 +27,52 @@ Sites locations(const std::vector<uint32_t>& sites) {
   return found;
 }
 
-// A place is written as (kind, index).
-using PlaceTuple = std::pair<std::string, uint32_t>;
+// A ref is written as (kind, index).
+using RefTuple = std::pair<std::string, uint32_t>;
 
-Replay::Place to_place(const PlaceTuple& place) {
+Replay::StorageRef to_ref(const RefTuple& ref) {
   static const std::pair<const char*, Replay::From> kinds[] = {
       {"argument", Replay::From::Argument}, {"gradient", Replay::From::Gradient}, {"kept", Replay::From::Kept},
       {"fresh", Replay::From::Fresh},       {"uploaded", Replay::From::Uploaded}, {"host", Replay::From::UploadedHost},
       {"dropped", Replay::From::Dropped}};
   for (const auto& [name, from] : kinds) {
-    if (place.first == name) {
-      return {from, place.second};
+    if (ref.first == name) {
+      return {from, ref.second};
     }
   }
-  TORCH_CHECK(false, "tarry: there is no place '", place.first, "'");
+  TORCH_CHECK(false, "tarry: there is no ref '", ref.first, "'");
 }
 
-std::vector<Replay::Place> to_places(const std::vector<PlaceTuple>& places) {
-  std::vector<Replay::Place> found;
-  for (const PlaceTuple& place : places) {
-    found.push_back(to_place(place));
+std::vector<Replay::StorageRef> to_refs(const std::vector<RefTuple>& refs) {
+  std::vector<Replay::StorageRef> found;
+  for (const RefTuple& ref : refs) {
+    found.push_back(to_ref(ref));
   }
   return found;
 }
 
-// A tensor to be made is written as its place, dtype, sizes, strides and offset.
-using TensorTuple = std::tuple<PlaceTuple, c10::ScalarType, std::vector<int64_t>, std::vector<int64_t>, int64_t>;
+// A tensor to be made is written as its ref, dtype, sizes, strides and offset.
+using TensorTuple = std::tuple<RefTuple, c10::ScalarType, std::vector<int64_t>, std::vector<int64_t>, int64_t>;
 
 Replay::Tensor to_tensor(const TensorTuple& spec) {
-  const auto& [place, dtype, sizes, strides, offset] = spec;
-  return {to_place(place), intern_layout(dtype, sizes, strides, offset)};
+  const auto& [ref, dtype, sizes, strides, offset] = spec;
+  return {to_ref(ref), intern_layout(dtype, sizes, strides, offset)};
 }
 
 std::shared_ptr<Replay> make_replay(
-    const Snapshot& snapshot, const std::vector<PlaceTuple>& sources, const std::vector<PlaceTuple>& targets,
-    const std::vector<TensorTuple>& results, const std::vector<std::pair<PlaceTuple, std::optional<TensorTuple>>>& gradients,
+    const Snapshot& snapshot, const std::vector<RefTuple>& sources, const std::vector<RefTuple>& targets,
+    const std::vector<TensorTuple>& results, const std::vector<std::pair<RefTuple, std::optional<TensorTuple>>>& gradients,
     std::vector<at::Tensor> holders, std::vector<at::Tensor> hosts, std::vector<at::Tensor> written,
     const std::vector<uint64_t>& kept, std::vector<std::pair<uint32_t, uint64_t>> seeds, uint64_t draws,
     std::vector<uint32_t> numbers) {
   Replay::Plan plan;
-  plan.sources = to_places(sources);
-  plan.targets = to_places(targets);
+  plan.sources = to_refs(sources);
+  plan.targets = to_refs(targets);
   for (const auto& result : results) {
     plan.results.push_back(to_tensor(result));
   }
   for (const auto& [holder, tensor] : gradients) {
-    plan.gradients.push_back({to_place(holder), tensor ? std::make_optional(to_tensor(*tensor)) : std::nullopt});
+    plan.gradients.push_back({to_ref(holder), tensor ? std::make_optional(to_tensor(*tensor)) : std::nullopt});
   }
   plan.holders = std::move(holders);
   plan.hosts = std::move(hosts);
@@ -118,28 +118,6 @@ py::object expect(const std::shared_ptr<Replay>& replay, const py::list& leaves,
     return py::str(*reason);
   }
   return py::cast(std::make_unique<Expectation>(replay, std::move(arguments), numbers));
-}
-
-py::tuple describe(const Node& node) {
-  const auto [file, line] = site_location(node.site);
-  return py::make_tuple(node.is_leaf() ? "an input" : node.op->name, file, line);
-}
-
-py::object compare_recorded(
-    const Snapshot& before, std::vector<uint32_t> sources_before, std::vector<uint32_t> roots_before,
-    std::vector<std::pair<uint32_t, uint64_t>> draws_before, const Snapshot& now, std::vector<uint32_t> sources,
-    std::vector<uint32_t> roots, std::vector<std::pair<uint32_t, uint64_t>> draws, bool numbers) {
-  const Recorded a{before, std::move(sources_before), std::move(roots_before), std::move(draws_before)};
-  const Recorded b{now, std::move(sources), std::move(roots), std::move(draws)};
-  const auto difference = compare(a, b, numbers);
-  if (!difference) {
-    return py::none();
-  }
-  static const char* const kinds[] = {"operator", "layout", "source", "wiring", "value", "draw"};
-  const bool is_value = difference->kind == Difference::Kind::Value;
-  return py::make_tuple(
-      kinds[static_cast<size_t>(difference->kind)], describe(*difference->before), describe(*difference->now), difference->argument,
-      is_value ? to_python(difference->was) : py::none(), is_value ? to_python(difference->is) : py::none());
 }
 
 void bind_guards(py::module& m) {
@@ -205,6 +183,32 @@ static void bind_traces(py::module& m) {
       });
 }
 
+static py::list numbers_of(const Snapshot& snapshot) {
+  py::list result;
+  for (const NodePtr& node : snapshot.batch->order) {
+    std::vector<c10::IValue> numbers;
+    if (!node->is_leaf()) {
+      append_numbers(*node, numbers);
+    }
+    for (const c10::IValue& number : numbers) {
+      const bool is_seed = node->op->has(kRandom) && number.isInt() && number.toInt() == node->constants.back().toInt();
+      result.append(is_seed ? py::object(py::none()) : to_python(number));
+    }
+  }
+  return result;
+}
+
+static std::vector<std::pair<uint32_t, int64_t>> random_nodes(const Snapshot& snapshot) {
+  std::vector<std::pair<uint32_t, int64_t>> found;
+  for (uint32_t i = 0; i < snapshot.batch->order.size(); ++i) {
+    const Node& node = *snapshot.batch->order[i];
+    if (!node.is_leaf() && node.op->has(kRandom) && node.constants.back().toInt() != kNoSeed) {
+      found.emplace_back(i, node.constants.back().toInt());
+    }
+  }
+  return found;
+}
+
 static void bind_snapshots(py::module& m) {
   py::class_<Snapshot>(m, "Snapshot", "The batch of a traced call, copied before it runs.")
       .def(py::init<const Batch&, Trace&>())
@@ -230,50 +234,30 @@ static void bind_snapshots(py::module& m) {
               leaf.uploaded.reset();
             }
           })
-      .def(
-          "numbers",
-          [](const Snapshot& snapshot) {
-            py::list result;
-            for (const NodePtr& node : snapshot.batch->order) {
-              std::vector<c10::IValue> numbers;
-              if (!node->is_leaf()) {
-                append_numbers(*node, numbers);
-              }
-              for (const c10::IValue& number : numbers) {
-                const bool is_seed = node->op->has(kRandom) && number.isInt() && number.toInt() == node->constants.back().toInt();
-                result.append(is_seed ? py::object(py::none()) : to_python(number));
-              }
-            }
-            return result;
-          },
-          "The numbers of all nodes, None for seeds.")
+      .def("numbers", &numbers_of, "The numbers of all nodes, None for seeds.")
       .def("set_numbers", &Snapshot::set_numbers)
-      .def_readonly("root_serials", &Snapshot::serials)
-      .def("root_is_alive", [](const Snapshot& snapshot, size_t i) { return !snapshot.storages.at(i).expired(); })
       .def(
-          "root_location", [](const Snapshot& snapshot, size_t i) { return site_location(snapshot.batch->roots.at(i).node->site); })
-      .def(
-          "random_nodes",
+          "type_hashes",
           [](const Snapshot& snapshot) {
-            std::vector<std::pair<uint32_t, int64_t>> found;
-            for (uint32_t i = 0; i < snapshot.batch->order.size(); ++i) {
-              const Node& node = *snapshot.batch->order[i];
-              if (!node.is_leaf() && node.op->has(kRandom) && node.constants.back().toInt() != kNoSeed) {
-                found.emplace_back(i, node.constants.back().toInt());
+            std::vector<uint64_t> found;
+            for (const NodePtr& node : snapshot.batch->order) {
+              if (!node->is_leaf()) {
+                found.push_back(node->type_hash.lo);
               }
             }
             return found;
           },
-          "Positions of the nodes that draw random numbers among all, with their seeds.");
+          "Per operator: a hash of its arguments' types and constants, and of all switches that decide what it does.")
+      .def_readonly("root_serials", &Snapshot::serials)
+      .def("root_is_alive", [](const Snapshot& snapshot, size_t i) { return !snapshot.storages.at(i).expired(); })
+      .def(
+          "root_location", [](const Snapshot& snapshot, size_t i) { return site_location(snapshot.batch->roots.at(i).node->site); })
+      .def("random_nodes", &random_nodes, "Positions of the nodes that draw random numbers among all, with their seeds.");
 }
 
 void bind_replay(py::module& m) {
   bind_traces(m);
   bind_snapshots(m);
-  m.def(
-      "compare", &compare_recorded,
-      "Whether two recordings compute the same: None; or the kind of difference, operator, file and line of the node before and of "
-      "the node now, and of a value the argument's name, what it was and what it is.");
   py::class_<Expectation>(m, "Expectation", "What a call will do if it does what its replay would do.")
       .def("met", &Expectation::met)
       .def_property_readonly("gradient_serials", &Expectation::gradient_serials)

@@ -1,5 +1,6 @@
 // The native module, as Python sees it.
 #include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 
@@ -12,13 +13,13 @@
 #include "execute/executor.h"
 #include "core/fault.h"
 #include "device/hooks.h"
-#include "execute/interpret.h"
 #include "bind/jit.h"
 #include "record/memory.h"
 #include "core/numbers.h"
 #include "execute/outline.h"
 #include "record/provenance.h"
 #include "execute/raw_graph.h"
+#include "record/probe.h"
 #include "record/record.h"
 
 namespace py = pybind11;
@@ -228,6 +229,23 @@ void bind_structures(py::module& m) {
   py::class_<Structure>(m, "Structure").def_property_readonly("key", [](const Structure& s) { return key_of(s.key); });
 }
 
+py::list numbers_of(const Batch& batch) {
+  py::list result;
+  for (const c10::IValue& number : batch.numbers()) {
+    result.append(to_python(number));
+  }
+  return result;
+}
+
+void commit(Batch& batch, std::vector<std::optional<at::Tensor>> results) {
+  std::vector<at::Tensor> outputs;
+  for (auto& result : results) {
+    outputs.push_back(result ? std::move(*result) : at::Tensor());
+  }
+  py::gil_scoped_release release;
+  batch.commit_results(std::move(outputs));
+}
+
 void bind_batch(py::module& m) {
   py::class_<Batch, std::shared_ptr<Batch>>(m, "Batch")
       .def_property_readonly("key", [](const Batch& batch) { return key_of(batch.key); })
@@ -247,16 +265,7 @@ void bind_batch(py::module& m) {
           "recover", &recover_from, py::arg("error"), py::arg("update"), py::arg("lost"),
           "A program in Python has failed. `lost`: inputs that it updates where they are may be half-written.")
       .def("own_inputs", &Batch::own_inputs)
-      .def(
-          "numbers",
-          [](const Batch& batch) {
-            const auto numbers = batch.numbers();
-            py::list result(numbers.size());
-            for (size_t i = 0; i < numbers.size(); ++i) {
-              result[i] = to_python(numbers[i]);
-            }
-            return result;
-          })
+      .def("numbers", &numbers_of)
       .def(
           "raw",
           [](const Batch& batch, const std::optional<std::vector<int64_t>>& integers) {
@@ -281,14 +290,7 @@ void bind_batch(py::module& m) {
           },
           py::arg("program"), py::arg("update"), py::arg("symbols"), py::arg("preserve"), py::arg("diagnose"))
       .def("interpret", &Batch::interpret, py::arg("interruptible"), py::call_guard<py::gil_scoped_release>())
-      .def("commit", [](Batch& batch, std::vector<std::optional<at::Tensor>> results) {
-        std::vector<at::Tensor> outputs;
-        for (auto& result : results) {
-          outputs.push_back(result ? std::move(*result) : at::Tensor());
-        }
-        py::gil_scoped_release release;
-        batch.commit_results(std::move(outputs));
-      });
+      .def("commit", &commit);
   m.def("collect", [](int device) { return collect(state_of(device)); });
   m.def("peek", &peek);
   py::class_<PlainDispatch>(m, "PlainDispatch", "While it lives, operators of this thread are kernels and nothing else.")

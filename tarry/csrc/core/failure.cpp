@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <unordered_map>
 
 namespace tarry {
 namespace {
@@ -14,6 +15,16 @@ struct Owed {
   std::vector<FailurePtr> failures;
   std::atomic<size_t> count{0}; // so that a thread that is owed nothing takes no lock
 };
+
+struct FailedSteps {
+  std::mutex mutex;
+  std::unordered_map<uint32_t, StepList> by_lane;
+};
+
+FailedSteps& all_failed_steps() {
+  static auto* steps = new FailedSteps();
+  return *steps;
+}
 
 Owed& owed() {
   static auto* instance = new Owed();
@@ -50,7 +61,7 @@ std::exception_ptr as_python_error(const std::string& where) {
   return std::make_exception_ptr(error);
 }
 
-// Raises a copy: whoever catches it has an exception with a traceback of its own. Under the GIL.
+// Raises a copy: each catch has an exception with a traceback of its own. Under the GIL.
 [[noreturn]] void raise_copy(const python_error& found) {
   py::object raised = py::reinterpret_borrow<py::object>(found.value);
   try {
@@ -213,6 +224,19 @@ bool is_not_implemented(const std::exception_ptr& error) {
   } catch (...) {
     return false;
   }
+}
+
+void note_failed_step(uint32_t lane, int device, uint64_t epoch) {
+  FailedSteps& shared = all_failed_steps();
+  std::lock_guard<std::mutex> guard(shared.mutex);
+  shared.by_lane[lane].emplace_back(device, epoch);
+}
+
+StepList failed_steps(uint32_t lane) {
+  FailedSteps& shared = all_failed_steps();
+  std::lock_guard<std::mutex> guard(shared.mutex);
+  const auto found = shared.by_lane.find(lane);
+  return found == shared.by_lane.end() ? StepList() : found->second;
 }
 
 } // namespace tarry

@@ -15,6 +15,7 @@
 #include <exception>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tarry {
@@ -56,5 +57,10 @@ bool is_owed(uint32_t lane);
 void raise_owed();
 // Errors that no thread will raise any more: at the end of the process.
 std::vector<FailurePtr> take_all_owed();
+
+// The steps that have failed because of an operator that a thread recorded: device and epoch of each, in order.
+using StepList = std::vector<std::pair<int, uint64_t>>;
+void note_failed_step(uint32_t lane, int device, uint64_t epoch);
+StepList failed_steps(uint32_t lane);
 
 } // namespace tarry

@@ -1,5 +1,7 @@
 #include "core/generator.h"
 
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/TensorBase.h>
 #include <c10/util/Exception.h>
@@ -163,6 +165,29 @@ int64_t draw_seed(const std::optional<at::Generator>& generator, c10::DeviceInde
       chosen->device().index() == device, "Expected a '", c10::Device(c10::DeviceType::PrivateUse1, device),
       "' device for generator but found '", chosen->device(), "'");
   return chosen->draw();
+}
+
+SeededCall::SeededCall(const Operator& op, int64_t seed, torch::jit::Stack& stack, c10::Device device) {
+  if (op.generator_argument >= 0) {
+    at::Generator generator;
+    if (device.is_cpu()) {
+      generator = at::detail::createCPUGenerator(static_cast<uint64_t>(seed));
+    } else {
+      generator = at::globalContext().defaultGenerator(device).clone();
+      generator.set_current_seed(static_cast<uint64_t>(seed));
+    }
+    stack[stack.size() - op.arguments.size() + op.generator_argument] = c10::IValue(std::move(generator));
+  } else {
+    borrowed_ = at::globalContext().defaultGenerator(device);
+    saved_ = borrowed_.clone();
+    borrowed_.set_current_seed(static_cast<uint64_t>(seed));
+  }
+}
+
+SeededCall::~SeededCall() {
+  if (borrowed_.defined()) {
+    borrowed_.set_state(saved_.get_state());
+  }
 }
 
 } // namespace tarry

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <ATen/core/Generator.h>
+#include <ATen/core/stack.h>
 #include <c10/core/Device.h>
 #include <c10/core/GeneratorImpl.h>
 
@@ -13,6 +14,8 @@
 #include <memory>
 #include <optional>
 #include <utility>
+
+#include "core/operator.h"
 
 namespace tarry {
 
@@ -58,5 +61,17 @@ const at::Generator& default_generator(c10::DeviceIndex index);
 int64_t draw_seed(const std::optional<at::Generator>& generator, c10::DeviceIndex device);
 // In place of a seed, where a random operator draws nothing (Operator::draws). No seed is negative.
 constexpr int64_t kNoSeed = -1;
+
+// While it lives, a random operator draws from `seed`: through its generator argument if it has one (which is put on the
+// stack), else through the real device's default generator, whose state is restored afterwards.
+class SeededCall {
+ public:
+  SeededCall(const Operator& op, int64_t seed, torch::jit::Stack& stack, c10::Device device);
+  ~SeededCall();
+
+ private:
+  at::Generator borrowed_;
+  at::Generator saved_;
+};
 
 } // namespace tarry

@@ -56,7 +56,7 @@ struct Signature {
     c10::IValue constant;
     const Layout* view = nullptr; // View: how it lies in the argument's storage, counted from where the argument begins
   };
-  bool runs_eagerly = false; // no shape can be told before the data are there
+  bool runs_eagerly = false; // no shape is known before the data are there
   bool only_views = false;   // nothing to compute: all results look at the arguments' storages
   std::vector<const Layout*> fresh;
   std::vector<Item> items;            // a List item is followed by its elements
@@ -127,7 +127,7 @@ struct TarryStorage final : c10::StorageImpl {
   ~TarryStorage() override;
   void release_resources() override;
 
-  // Takes on another home layout and its size; the contents are the caller's affair.
+  // Takes on another home layout and its size; the caller sets the contents.
   void become(const Layout* layout);
 
   DeviceState* const state;
@@ -143,7 +143,7 @@ struct TarryStorage final : c10::StorageImpl {
   NodePtr leaf; // the leaf that stands for `data` (or what it was before this step's writes), if leaf->epoch is the device's
   uint64_t leaf_epoch = 0;
   // Once it was pending, a storage has a weak reference to itself until it is released: without any, c10 would delete it without
-  // looking whether somebody who holds the device's lock has taken a weak reference meanwhile.
+  // looking whether a thread that holds the device's lock has taken a weak reference meanwhile.
   bool keeps_count = false;
   TarryStorage** claim = nullptr; // the root of the batch in flight that will fill this storage, to be cleared on death
   // Links of the device's list of pending storages.
@@ -206,7 +206,7 @@ struct DeviceState {
 DeviceState& device_state(c10::DeviceIndex index);
 // Null if it is not one of ours: made from a raw pointer, or a slice of one (kernels.cpp).
 TarryStorage* as_tarry(c10::StorageImpl* storage);
-// Null if the tensor has no storage of ours: it is sparse, or somebody made it from a raw pointer.
+// Null if the tensor has no storage of ours: it is sparse, or was made from a raw pointer.
 TarryStorage* storage_of(const c10::TensorImpl* tensor);
 
 [[noreturn]] void refuse_bounds(const Layout* view, const Layout* home);
@@ -222,7 +222,7 @@ inline bool is_tarry(const at::Tensor& tensor) {
 
 at::Tensor make_tensor(DeviceState& state, const Layout* layout, StoragePtr storage);
 at::Tensor make_uninitialised(DeviceState& state, const Layout* layout);
-// A tarry tensor over a real one, which must not be written by anybody else from now on.
+// A tarry tensor over a real one, which nothing else may write from now on.
 at::Tensor wrap_real(DeviceState& state, at::Tensor real);
 // A tensor on the real device becomes a copy of one on the host (or elsewhere). What is on its way there need not be waited for.
 void fill_from(at::Tensor& real, const at::Tensor& source);
@@ -242,9 +242,9 @@ Value current_value(TarryStorage* storage, Graveyard& graveyard);
 
 // Computes all that is pending (through the Python runtime), then gives the real tensor that `tensor` looks at.
 at::Tensor materialise(const at::Tensor& tensor, const char* reason);
-// As above, for somebody who copies it at once: perhaps not the tensor itself, and on the host.
+// As above, for a caller that copies it at once: perhaps not the tensor itself, and on the host.
 at::Tensor materialise_for_reading(const at::Tensor& tensor, const char* reason);
-// As above, for writing: nobody else sees the buffer.
+// As above, for writing: nothing else sees the buffer.
 at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason);
 at::Tensor clone_exactly(const at::Tensor& tensor); // same strides
 at::Tensor alias(const at::Tensor& tensor);         // another tensor over the same storage, as detach() makes it

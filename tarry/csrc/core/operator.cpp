@@ -7,9 +7,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "record/meta_rules.h"
 #include "record/record.h"
-#include "record/usual.h"
+#include "record/shape_rules.h"
 
 namespace tarry {
 namespace {
@@ -108,8 +107,8 @@ Operator::Operator(c10::OperatorHandle h, uint32_t flags) : handle(h), flags(fla
     name += "." + schema.overload_name();
   }
   hash = mix(Hash128(), name);
-  usual = find_usual(name);
-  rule = find_rule(name);
+  shape_rule = find_shape_rule(name);
+  meta_kernel = find_meta_kernel(name);
   for (const c10::Argument& argument : schema.arguments()) {
     const bool is_mutable = argument.alias_info() && argument.alias_info()->isWrite();
     const ArgKind kind = kind_of(argument.real_type() ? argument.real_type() : argument.type());

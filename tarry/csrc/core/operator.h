@@ -49,7 +49,7 @@ enum OperatorFlags : uint32_t {
 };
 
 struct Signature;
-using Usual = std::unique_ptr<Signature> (*)(c10::ArrayRef<c10::IValue> arguments);
+using ShapeRule = std::unique_ptr<Signature> (*)(c10::ArrayRef<c10::IValue> arguments);
 
 struct Operator {
   Operator(c10::OperatorHandle handle, uint32_t flags);
@@ -64,10 +64,9 @@ struct Operator {
   bool recordable = true; // its results are known before it runs, but for the tensors' contents
   bool takes_numbers = false;
   int generator_argument = -1;
-  int dropout_argument = -1; // of attention
-  // What tells the shapes of its results without its own kernel; may be null.
-  Usual usual;                     // for the usual calls (usual.h)
-  const c10::KernelFunction* rule; // meta_rules.h
+  int dropout_argument = -1;              // of attention
+  ShapeRule shape_rule;                   // of its common calls; may be null (shape_rules.h)
+  const c10::KernelFunction* meta_kernel; // in C++, if the dispatcher has one in Python; else null
 
   bool has(OperatorFlags flag) const { return (flags & flag) != 0; }
   // Whether a call with these arguments needs a seed: attention without dropout is random in name only.

@@ -19,7 +19,7 @@
 namespace tarry {
 namespace {
 
-// Addresses that nobody owns: distinct storages have distinct, non-overlapping ranges, as programs that compare
+// Addresses without memory: distinct storages have distinct, non-overlapping ranges, as programs that compare
 // data_ptr() expect, and touching one faults at once.
 void* claim_address_range(size_t nbytes) {
   static std::atomic<uint64_t> next{1ULL << 60};
@@ -158,7 +158,7 @@ TarryStorage::~TarryStorage() {
 
 void TarryStorage::release_resources() {
   leave();
-  released_ = true; // nobody can reach it any more
+  released_ = true; // nothing can reach it any more
   c10::StorageImpl::release_resources();
   if (keeps_count) {
     c10::raw::weak_intrusive_ptr::decref(static_cast<c10::intrusive_ptr_target*>(this));
@@ -447,7 +447,7 @@ at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason) {
     drop_leaf(storage, graveyard); // it stands for the contents before the write
     storage->mutable_data_ptr();   // see set_pending()
   }
-  // This handle and the storage's own: anybody else would see the write.
+  // This handle and the storage's own: any other owner would see the write.
   if (backends_own || data.use_count() > 2 || data.storage().use_count() > 1) {
     at::Tensor copy = at::empty_strided(data.sizes(), data.strides(), data.options());
     copy.copy_(data);

@@ -360,7 +360,7 @@ at::Tensor lazy_clone(const at::Tensor& self) {
   return make_tensor(*storage->state, layout, StoragePtr::reclaim_copy(clone));
 }
 
-// ---- operators whose schema does not tell the truth
+// ---- operators whose schema is wrong
 
 // The stock operator writes to the running statistics without saying so; this one says so.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(

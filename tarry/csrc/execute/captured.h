@@ -2,8 +2,8 @@
 //
 // A graph reads and writes the addresses that it was captured with. Inputs that keep their place from step to step (parameters
 // and all else that is updated) are read where they are, and their place is checked; others are copied to placeholders. Results
-// are handed out where the graph leaves them: memory that somebody still looks at when the next launch comes is exchanged for
-// memory of its own, with the same contents, behind his back.
+// are handed out where the graph leaves them: memory that a tensor still has when the next launch comes is exchanged for
+// memory of the tensor's own, with the same contents.
 //
 // Random operators draw from generators that are seeded before each launch.
 //

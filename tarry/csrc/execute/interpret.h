@@ -1,25 +1,96 @@
+// The interpreter of the reference path: interpret.cpp runs the nodes, settle.cpp says what is left after a failure.
 #pragma once
 
-#include <ATen/core/Generator.h>
 #include <ATen/core/stack.h>
 
-#include "core/operator.h"
+#include <algorithm>
+#include <chrono>
+
+#include "core/arguments.h"
+#include "execute/batch.h"
 
 namespace tarry {
 
-// While it lives, a random operator draws from `seed`: through its generator argument if it has one (which is put on the
-// stack), else through the real device's default generator, whose state is restored afterwards.
-class SeededCall {
+class Interpreter {
  public:
-  SeededCall(const Operator& op, int64_t seed, torch::jit::Stack& stack, c10::Device device);
-  ~SeededCall();
+  Interpreter(Batch& batch, bool interruptible)
+      : batch_(batch),
+        device_(real_device(batch.state->index)),
+        interruptible_(interruptible),
+        values_(batch.slots),
+        uses_(batch.slots, 0) {}
+
+  bool run(); // whether all could be computed
 
  private:
-  at::Generator borrowed_;
-  at::Generator saved_;
-};
+  void load(Node& node);
+  void execute(Node& node);
+  void try_execute(Node& node); // if it fails, the error is kept
+  void fail(const Node& node, FailurePtr failure);
+  at::Tensor take_for_write(uint32_t slot, uint32_t own_uses);
+  uint32_t slot_of(const Edge& edge, const Node& reader) const {
+    if (C10_LIKELY(failed_.empty())) {
+      return batch_.slot_of(*edge.node) + edge.output;
+    }
+    const Remains source = source_of(edge, lane_of(reader));
+    return batch_.slot_of(*source.node) + source.output; // a node without it does not run: inherited_failure()
+  }
+  void take_written(const Node& node);
+  at::Tensor tensor_argument(const Node& node, Operand operand, bool is_mutable);
+  c10::IValue list_argument(const Node& node, const Argument& argument, c10::ArrayRef<Operand> items);
+  void push_arguments(const Node& node);
+  void call(const Node& node);
+  void store_results(Node& node);
+  void store(Node& node, uint32_t output, at::Tensor value);
+  void check_signals();
+  // Keeps what is computed so far with its nodes, for nodes that still need it: the batch can be taken up again later.
+  void keep_results(); // under the lock
+  void settle_failures();
+  // What a storage is left with. `failure`: why, if that is not what was recorded.
+  struct Remains {
+    NodePtr node; // the last value that could be computed; null if there is none to go back to
+    uint32_t output = 0;
+    FailurePtr failure;
+    bool uninitialised = false; // it goes back to before anything was written
+  };
+  Remains remains_of(NodePtr node, uint32_t output) const; // back along the writes
+  at::Tensor value_of(const Remains& remains) const {
+    return remains.node ? values_[batch_.slot_of(*remains.node) + remains.output] : at::Tensor();
+  }
+  void settle(TarryStorage* storage, const Remains& remains, Graveyard& graveyard);
+  void fail_later_nodes(const std::vector<at::Tensor>& lost, Graveyard& graveyard);
+  FailurePtr failure_of(const Node& node) const {
+    const auto found = failed_.find(&node);
+    return found == failed_.end() ? nullptr : found->second;
+  }
+  // What an edge reads: the very value or, if another thread's write to it failed, the value from before that write.
+  Remains source_of(const Edge& edge, uint32_t lane) const;
+  // Why a node must not run after a failure, if so: it reads what has failed, or its thread has failed before and it would write
+  // to something older than that. In eager the program would have stopped there, so later writes must not show.
+  FailurePtr inherited_failure(const Node& node) const;
+  static const Node* origin_of(const Edge& edge);
+  uint32_t lane_of(const Node& node) const { return batch_.replayed ? batch_.lane : node.lane; }
+  void raise_failures(); // those of this thread; settle_failures() keeps the others for theirs
 
-// The steps that have failed because of an operator that this thread recorded: device and epoch of each, in order.
-std::vector<std::pair<int, uint64_t>> failed_steps(uint32_t lane);
+  Batch& batch_;
+  const c10::Device device_;
+  const bool interruptible_;
+  std::vector<at::Tensor> values_;
+  std::vector<uint32_t> uses_; // edges and roots that still need the value
+  torch::jit::Stack stack_;
+  std::vector<std::pair<uint32_t, at::Tensor>> written_; // of the node in execution: slot and buffer written
+  ska::flat_hash_map<const Node*, FailurePtr> failed_;
+  struct FirstFailure {
+    const Node* node; // null: a program, before any node
+    FailurePtr failure;
+  };
+  std::vector<FirstFailure> first_failures_; // of each lane that has failed
+  const FirstFailure* first_failure(uint32_t lane) const {
+    const auto found = std::find_if(
+        first_failures_.begin(), first_failures_.end(), [lane](const FirstFailure& first) { return first.failure->lane == lane; });
+    return found == first_failures_.end() ? nullptr : &*found;
+  }
+  std::chrono::steady_clock::time_point next_check_ = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
+};
 
 } // namespace tarry

@@ -7,7 +7,7 @@
 #include "core/generator.h"
 #include "core/gil.h"
 #include "device/hooks.h"
-#include "execute/interpret.h"
+#include "core/generator.h"
 #include "record/provenance.h"
 #include "record/record.h"
 

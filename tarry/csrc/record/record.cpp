@@ -109,82 +109,6 @@ Value current_value(TarryStorage* storage, Graveyard& graveyard) {
 
 namespace {
 
-// The numbers of a custom operator may decide the shapes of its results; only its meta kernel knows. So that is asked for every
-// new number, and the shapes become part of the call's identity in place of the numbers.
-constexpr size_t kMaxNumbers = 1 << 14;
-
-Hash128 hash_with_numbers(Scan& scan, c10::ArrayRef<c10::IValue> arguments) {
-  const Hash128 call = scan.hash;
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    const ArgKind kind = scan.op.arguments[i].kind;
-    if (kind == ArgKind::Number || kind == ArgKind::NumberList) {
-      scan.constant(arguments[i]);
-    }
-  }
-  return std::exchange(scan.hash, call);
-}
-
-Hash128 hash_with_shapes(Hash128 hash, const Signature& signature) {
-  for (const Layout* layout : signature.fresh) {
-    hash = mix(hash, layout->hash);
-  }
-  for (const Signature::Item& item : signature.items) {
-    hash = mix(hash, item.constant.isInt() ? static_cast<uint64_t>(item.constant.toInt()) : static_cast<uint64_t>(item.kind));
-    hash = item.view ? mix(hash, item.view->hash) : hash;
-  }
-  return mix(hash, signature.runs_eagerly ? 2 : 1);
-}
-
-const Signature* find_by_numbers(Scan& scan, c10::ArrayRef<c10::IValue> arguments, std::unique_lock<std::mutex>& lock) {
-  DeviceState& state = *scan.state;
-  const Hash128 key = hash_with_numbers(scan, arguments);
-  auto it = state.shapes_by_numbers.find(key);
-  if (it != state.shapes_by_numbers.end()) {
-    scan.hash = it->second;
-    return state.signatures[scan.hash].get();
-  }
-  lock.unlock();
-  auto signature = infer_signature(scan.op, arguments);
-  lock.lock();
-  if (state.shapes_by_numbers.size() >= kMaxNumbers) {
-    state.shapes_by_numbers.clear();
-  }
-  scan.hash = hash_with_shapes(scan.hash, *signature);
-  state.shapes_by_numbers[key] = scan.hash;
-  return state.signatures.emplace(scan.hash, std::move(signature)).first->second.get();
-}
-
-const Signature* find_signature(Scan& scan, c10::ArrayRef<c10::IValue> arguments, std::unique_lock<std::mutex>& lock) {
-  if (C10_UNLIKELY(scan.op.takes_numbers && !scan.op.has(kListed))) {
-    return find_by_numbers(scan, arguments, lock);
-  }
-  DeviceState& state = *scan.state;
-  auto it = state.signatures.find(scan.hash);
-  if (C10_LIKELY(it != state.signatures.end())) {
-    return it->second.get();
-  }
-  lock.unlock();
-  auto signature = infer_signature(scan.op, arguments);
-  lock.lock();
-  return state.signatures.emplace(scan.hash, std::move(signature)).first->second.get();
-}
-
-// Checks that depend on more than the signature's key, once for all that they depend on.
-void check_once(Scan& scan, c10::ArrayRef<c10::IValue> arguments, std::unique_lock<std::mutex>& lock) {
-  DeviceState& state = *scan.state;
-  const Hash128 key = hash_of_check(scan);
-  if (state.checked.find(key) != state.checked.end()) {
-    return;
-  }
-  lock.unlock();
-  verify_call(scan, arguments);
-  lock.lock();
-  if (state.checked.size() >= kMaxNumbers) {
-    state.checked.clear();
-  }
-  state.checked.insert(key);
-}
-
 bool may_fail_on(c10::Device device, const Operator& op) {
   return !op.has(kNeverFails) && !(op.has(kFailsOnIndex) && device.is_cuda()) && !(op.has(kFailsOnNumbers) && device.is_cpu());
 }
@@ -504,7 +428,7 @@ const char* record_node(Scan& scan, c10::ArrayRef<c10::IValue> arguments, Record
   std::unique_lock<std::mutex> lock(state.mutex);
   const Signature* signature = made.signature = find_signature(scan, arguments, lock);
   if (C10_UNLIKELY(signature->runs_eagerly)) {
-    return op.has_out ? "what becomes of its out= arguments cannot be told" : "its output shape cannot be told without data";
+    return op.has_out ? "what becomes of its out= arguments is unknown" : "its output shape depends on data";
   }
   if (C10_UNLIKELY(needs_check)) {
     check_once(scan, arguments, lock);
@@ -549,7 +473,7 @@ void record(const Operator& op, torch::jit::Stack* stack) {
   if (op.mutates) {
     raise_owed();
   }
-  // Backward of what is recorded here runs on the thread that asks for it: recording is too short to be handed to another
+  // Backward of what is recorded here runs on the thread that calls backward(): recording is too short to be handed to another
   // thread and waited for. (PyTorch gives each device but the CPU a thread of its own otherwise.)
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   const size_t count = op.arguments.size();

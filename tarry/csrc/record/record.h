@@ -13,16 +13,12 @@ void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reaso
 
 // Calls into the Python runtime (they take the GIL; no lock may be held).
 void request_sync(c10::DeviceIndex device, const char* reason);
-void request_cut(c10::DeviceIndex device, const char* reason); // the same; nobody needs a value now
+void request_cut(c10::DeviceIndex device, const char* reason); // the same; no thread needs a value now
 void report_fallback(const Operator& op, const char* reason, uint32_t site);
 at::Tensor read_backend_data(const at::Tensor& stand_in);
 void set_callbacks(void* sync, void* fallback, void* read); // borrowed PyObject*, kept for the life of the process
 
-// Shape inference (shapes.cpp). `arguments` are the operator's arguments; no lock may be held.
-std::unique_ptr<Signature> infer_signature(const Operator& op, c10::ArrayRef<c10::IValue> arguments);
-
 void set_max_pending(uint32_t nodes);
-void set_small_call(int64_t elements); // calls up to this size may be tried on the real kernel to learn of errors
 void set_forced_eager(const std::vector<std::string>& names);
 // Whether something of this thread's may still fail that was recorded before: a write must then be one that can be taken back.
 // Under the lock.

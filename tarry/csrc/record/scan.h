@@ -51,14 +51,20 @@ struct Scan {
   void constant(const c10::IValue& value);
 };
 
+// Of what is remembered for each new number.
+constexpr size_t kMaxNumbers = 1 << 14;
+
 // Every dtype holds numbers up to this one.
 constexpr double kTameNumber = 127;
 
-// What eager PyTorch checks of a call, but the key of its signature leaves out (shapes.cpp): numbers (those of some operators, and
+// The signature of the call, found or inferred (shapes.cpp). Holds the lock again when it returns.
+const Signature* find_signature(Scan& scan, c10::ArrayRef<c10::IValue> arguments, std::unique_lock<std::mutex>& lock);
+
+// What eager PyTorch checks of a call, but the key of its signature leaves out (checks.cpp): numbers (those of some operators, and
 // those too large for the tensors' dtypes), and memory that is written and reached through another argument as well.
 bool needs_check(Scan& scan);
-Hash128 hash_of_check(Scan& scan);                                        // of all that such a check depends on
-void verify_call(const Scan& scan, c10::ArrayRef<c10::IValue> arguments); // raises; no lock may be held
+// Raises what is wrong, once for all that it depends on. Holds the lock again when it returns.
+void check_once(Scan& scan, c10::ArrayRef<c10::IValue> arguments, std::unique_lock<std::mutex>& lock);
 
 // Whether a node is such a call, but for its numbers.
 bool same_call(const Node& node, c10::ArrayRef<int16_t> slots, c10::ArrayRef<c10::IValue> constants);

@@ -1,5 +1,6 @@
 #include "replay/guard.h"
 
+#include <ATen/Context.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/autocast_mode.h>
@@ -13,7 +14,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <cstring>
-#include <tuple>
 
 #include "device/hooks.h"
 
@@ -135,42 +135,36 @@ static const void* innermost_hooks() {
   return stack.empty() ? nullptr : stack.top().first.ptr(getPyInterpreter());
 }
 
-Ambient::Ambient()
-    : function_modes(at::impl::PythonTorchFunctionTLS::stack_len()),
-      saved_tensor_hooks(innermost_hooks()),
-      grad(c10::GradMode::is_enabled()),
-      inference(c10::InferenceMode::is_enabled()),
-      autocast(at::autocast::is_autocast_enabled(c10::DeviceType::PrivateUse1)),
-      autocast_host(at::autocast::is_autocast_enabled(c10::DeviceType::CPU)),
-      autocast_cache(at::autocast::is_autocast_cache_enabled()),
-      deterministic(at::globalContext().deterministicAlgorithms()),
-      deterministic_warn_only(at::globalContext().deterministicAlgorithmsWarnOnly()),
-      fill(at::globalContext().deterministicFillUninitializedMemory()),
-      anomaly(torch::autograd::AnomalyMode::is_enabled()),
-      anomaly_nan(torch::autograd::AnomalyMode::should_check_nan()),
-      flash(at::globalContext().userEnabledFlashSDP()),
-      memory_efficient(at::globalContext().userEnabledMemEfficientSDP()),
-      math(at::globalContext().userEnabledMathSDP()),
-      cudnn_attention(at::globalContext().userEnabledCuDNNSDP()),
-      overrideable(at::globalContext().userEnabledOverrideableSDP()),
-      precision(at::globalContext().float32MatmulPrecision()),
-      autocast_dtype(at::autocast::get_autocast_dtype(c10::DeviceType::PrivateUse1)),
-      autocast_host_dtype(at::autocast::get_autocast_dtype(c10::DeviceType::CPU)),
-      default_dtype(c10::typeMetaToScalarType(c10::get_default_dtype())),
-      device(current_device()) {
-  const auto keys = c10::impl::tls_local_dispatch_key_set();
-  included = keys.included_.raw_repr();
-  excluded = keys.excluded_.raw_repr();
-}
-
-bool Ambient::operator==(const Ambient& other) const {
-  const auto all = [](const Ambient& a) {
-    return std::make_tuple(
-        a.included, a.excluded, a.function_modes, a.saved_tensor_hooks, a.grad, a.inference, a.autocast, a.autocast_host,
-        a.autocast_cache, a.deterministic, a.deterministic_warn_only, a.fill, a.anomaly, a.anomaly_nan, a.flash, a.memory_efficient,
-        a.math, a.cudnn_attention, a.overrideable, a.precision, a.autocast_dtype, a.autocast_host_dtype, a.default_dtype, a.device);
+Ambient current_ambient() {
+  const at::Context& context = at::globalContext();
+  const auto keys = c10::impl::tls_local_dispatch_key_set(); // autocast, inference mode, dispatch modes, function transforms
+  const auto word = [](auto value) { return static_cast<uint64_t>(value); };
+  return {
+      keys.included_.raw_repr(),
+      keys.excluded_.raw_repr(),
+      word(at::impl::PythonTorchFunctionTLS::stack_len()),
+      reinterpret_cast<uint64_t>(innermost_hooks()),
+      c10::GradMode::is_enabled(),
+      c10::InferenceMode::is_enabled(),
+      at::autocast::is_autocast_enabled(c10::DeviceType::PrivateUse1),
+      at::autocast::is_autocast_enabled(c10::DeviceType::CPU),
+      at::autocast::is_autocast_cache_enabled(),
+      word(at::autocast::get_autocast_dtype(c10::DeviceType::PrivateUse1)),
+      word(at::autocast::get_autocast_dtype(c10::DeviceType::CPU)),
+      context.deterministicAlgorithms(),
+      context.deterministicAlgorithmsWarnOnly(),
+      context.deterministicFillUninitializedMemory(),
+      torch::autograd::AnomalyMode::is_enabled(),
+      torch::autograd::AnomalyMode::should_check_nan(),
+      context.userEnabledFlashSDP(),
+      context.userEnabledMemEfficientSDP(),
+      context.userEnabledMathSDP(),
+      context.userEnabledCuDNNSDP(),
+      context.userEnabledOverrideableSDP(),
+      word(context.float32MatmulPrecision()),
+      word(c10::get_default_dtype_as_scalartype()),
+      word(current_device()),
   };
-  return all(*this) == all(other);
 }
 
 // ---- Python objects
@@ -260,7 +254,7 @@ bool Guard::holds(const Check& check, bool with_gradients, bool with_rates) cons
 }
 
 int64_t Guard::failing(bool with_gradients, bool with_rates) const {
-  if (!(Ambient() == ambient_)) {
+  if (current_ambient() != ambient_) {
     return -2;
   }
   for (size_t i = 0; i < checks_.size(); ++i) {

@@ -5,8 +5,9 @@
 // collector can see them. A model that knows its own step function would never be freed otherwise.
 #pragma once
 
-#include <ATen/Context.h>
 #include <torch/csrc/utils/pybind.h>
+
+#include <array>
 
 #include "core/graph.h"
 
@@ -29,20 +30,9 @@ struct TensorState {
   size_t hooks = 0;
 };
 
-// What a thread, and the process, have switched on.
-struct Ambient {
-  Ambient();
-  bool operator==(const Ambient& other) const;
-
-  uint64_t included, excluded; // dispatch keys: autocast, inference mode, dispatch modes, function transforms
-  int64_t function_modes;
-  const void* saved_tensor_hooks; // the innermost pair's
-  bool grad, inference, autocast, autocast_host, autocast_cache, deterministic, deterministic_warn_only, fill, anomaly, anomaly_nan;
-  bool flash, memory_efficient, math, cudnn_attention, overrideable; // kinds of attention
-  at::Float32MatmulPrecision precision;
-  c10::ScalarType autocast_dtype, autocast_host_dtype, default_dtype;
-  c10::DeviceIndex device;
-};
+// What a thread, and the process, have switched on, as words to compare.
+using Ambient = std::array<uint64_t, 24>;
+Ambient current_ambient();
 
 class Guard {
  public:
@@ -51,7 +41,7 @@ class Guard {
   // All that is in a dict, in order: without looking anything up, which would hash tensors in Python. What is under the key `rate`
   // may be anything: see rate().
   void dict_entries(pybind11::handle dict, pybind11::handle rate);
-  // A float that may be another if failing() is told so.
+  // A float that may be another if the caller of failing() allows it.
   void rate(pybind11::handle dict, pybind11::handle key, pybind11::handle expected);
   void list_item(pybind11::handle list, size_t index, pybind11::handle expected);
   void attribute(pybind11::handle object, pybind11::handle name, pybind11::handle expected);
@@ -75,7 +65,7 @@ class Guard {
   using Entries = std::vector<std::pair<PyObject*, PyObject*>>;
   bool holds(const Check& check, bool with_gradients, bool with_rates) const;
 
-  Ambient ambient_;
+  const Ambient ambient_ = current_ambient();
   std::vector<Check> checks_;
   std::vector<TensorState> tensors_;
   std::vector<Entries> entries_;

@@ -153,8 +153,8 @@ Snapshot::Snapshot(const Batch& original, Trace& trace) : batch(copy_batch(origi
 
 namespace {
 
-// Of all numbers of a batch, by their places in Batch::numbers(): a node, and which of its numbers.
-std::vector<std::pair<uint32_t, uint32_t>> number_places(const Batch& batch, const std::vector<uint32_t>& chosen) {
+// Of all numbers of a batch, by their positions in Batch::numbers(): a node, and which of its numbers.
+std::vector<std::pair<uint32_t, uint32_t>> number_positions(const Batch& batch, const std::vector<uint32_t>& chosen) {
   std::vector<std::pair<uint32_t, uint32_t>> all, found;
   for (uint32_t i = 0; i < batch.order.size(); ++i) {
     const Node& node = *batch.order[i];
@@ -171,8 +171,8 @@ std::vector<std::pair<uint32_t, uint32_t>> number_places(const Batch& batch, con
 
 } // namespace
 
-void Snapshot::set_numbers(const std::vector<uint32_t>& places, const std::vector<double>& numbers) {
-  const auto found = number_places(*batch, places);
+void Snapshot::set_numbers(const std::vector<uint32_t>& positions, const std::vector<double>& numbers) {
+  const auto found = number_positions(*batch, positions);
   for (size_t i = 0; i < found.size(); ++i) {
     set_number(*batch->order[found[i].first], found[i].second, numbers.at(i));
   }
@@ -185,7 +185,7 @@ Replay::Replay(const Snapshot& snapshot, Plan plan) : batch_(copy_batch(*snapsho
       plan_.sources.size() == snapshot.leaves.size() && plan_.targets.size() == batch_->roots.size(),
       "tarry: a replay needs a source for each leaf and a target for each root");
   renew_nodes();
-  number_places_ = number_places(*batch_, plan_.numbers);
+  number_positions_ = number_positions(*batch_, plan_.numbers);
 }
 
 void Replay::renew_nodes() {
@@ -201,16 +201,16 @@ struct Replay::Storages {
   const Plan& plan;
   std::vector<StoragePtr> arguments, gradients, kept, fresh;
 
-  TarryStorage* at(const Place& place) const {
-    switch (place.from) {
+  TarryStorage* at(const StorageRef& ref) const {
+    switch (ref.from) {
       case From::Argument:
-        return arguments.at(place.index).get();
+        return arguments.at(ref.index).get();
       case From::Gradient:
-        return gradients.at(place.index).get();
+        return gradients.at(ref.index).get();
       case From::Kept:
-        return kept.at(place.index).get();
+        return kept.at(ref.index).get();
       case From::Fresh:
-        return fresh.at(place.index).get();
+        return fresh.at(ref.index).get();
       default:
         return nullptr;
     }
@@ -265,7 +265,7 @@ std::optional<std::string> Replay::find_storages(const std::vector<at::Tensor>& 
 // Under the lock.
 std::optional<std::string> Replay::check_contents(const Storages& found) const {
   for (size_t i = 0; i < leaves_.size(); ++i) {
-    const Place& source = plan_.sources[i];
+    const StorageRef& source = plan_.sources[i];
     if (source.from == From::Uploaded || source.from == From::UploadedHost) {
       continue;
     }
@@ -311,9 +311,10 @@ void Replay::draw_seeds() {
 
 void Replay::set_numbers(const std::vector<double>& numbers) {
   TORCH_CHECK(
-      numbers.size() == number_places_.size(), "tarry: a replay takes ", number_places_.size(), " numbers, not ", numbers.size());
+      numbers.size() == number_positions_.size(), "tarry: a replay takes ", number_positions_.size(), " numbers, not ",
+      numbers.size());
   for (size_t i = 0; i < numbers.size(); ++i) {
-    const auto [node, which] = number_places_[i];
+    const auto [node, which] = number_positions_[i];
     set_number(*batch_->order[node], which, numbers[i]);
   }
 }
@@ -337,7 +338,7 @@ void Replay::make_fresh(Storages& storages) const {
 std::vector<at::Tensor> Replay::upload(const std::vector<at::Tensor>& arguments) const {
   std::vector<at::Tensor> uploaded(leaves_.size());
   for (size_t i = 0; i < leaves_.size(); ++i) {
-    const Place& source = plan_.sources[i];
+    const StorageRef& source = plan_.sources[i];
     if (source.from == From::Uploaded || source.from == From::UploadedHost) {
       const at::Tensor& host = source.from == From::Uploaded ? arguments.at(source.index) : plan_.hosts.at(source.index);
       uploaded[i] = real_copy(host, leaves_[i]->leaf_layout, *batch_->state);
@@ -367,7 +368,7 @@ void Replay::make_pending(const Storages& storages, Graveyard& graveyard) {
 // What the program sees of the step: gradients, versions of the tensors that are written, and the results.
 std::vector<at::Tensor> Replay::publish(const std::vector<at::Tensor>& arguments, const Storages& storages) const {
   const auto make = [&](const Tensor& spec) {
-    return make_tensor(*batch_->state, spec.layout, StoragePtr::reclaim_copy(storages.at(spec.place)));
+    return make_tensor(*batch_->state, spec.layout, StoragePtr::reclaim_copy(storages.at(spec.storage)));
   };
   for (const Gradient& gradient : plan_.gradients) {
     const at::Tensor& holder = gradient.holder.from == From::Argument ? arguments.at(gradient.holder.index)
@@ -377,7 +378,7 @@ std::vector<at::Tensor> Replay::publish(const std::vector<at::Tensor>& arguments
   for (const at::Tensor& tensor : plan_.written) {
     tensor.unsafeGetTensorImpl()->bump_version();
   }
-  for (const Place& target : plan_.targets) {
+  for (const StorageRef& target : plan_.targets) {
     if (target.from == From::Argument) {
       arguments[target.index].unsafeGetTensorImpl()->bump_version();
     }

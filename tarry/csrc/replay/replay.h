@@ -33,7 +33,7 @@ struct Trace {
   void leaf(const NodePtr& node, TarryStorage& storage); // under the lock
 
   DeviceState& state;
-  const std::thread::id thread = std::this_thread::get_id(); // what other threads read and upload is their own affair
+  const std::thread::id thread = std::this_thread::get_id(); // what other threads read and upload does not count
   const uint64_t first_serial;                               // storages with a smaller one existed before
   std::vector<Leaf> leaves;
   ska::flat_hash_map<uint64_t, at::Tensor> uploads; // by the serial of the storage
@@ -65,8 +65,8 @@ StoragePtr hold(TarryStorage* storage);
 // The batch of a traced call, copied before it runs: nodes of its own, and storages by weak reference.
 struct Snapshot {
   Snapshot(const Batch& batch, Trace& trace); // notes in the trace whether another thread has recorded a part of the batch
-  // Numbers by their places in Batch::numbers().
-  void set_numbers(const std::vector<uint32_t>& places, const std::vector<double>& numbers);
+  // Numbers by their positions in Batch::numbers().
+  void set_numbers(const std::vector<uint32_t>& positions, const std::vector<double>& numbers);
 
   std::shared_ptr<Batch> batch;
   std::vector<Trace::Leaf> leaves;   // in the batch's order
@@ -87,21 +87,21 @@ class Replay {
     UploadedHost, // of a leaf: a copy of a host tensor that outlives calls
     Dropped,      // of a root: nothing has it when the call is over
   };
-  struct Place {
+  struct StorageRef {
     From from;
     uint32_t index;
   };
   struct Tensor { // one that is made at each replay
-    Place place;
+    StorageRef storage;
     const Layout* layout;
   };
   struct Gradient {               // what becomes of a holder's .grad
-    Place holder;                 // Argument, or Kept: one of the holders
+    StorageRef holder;            // Argument, or Kept: one of the holders
     std::optional<Tensor> tensor; // none: cleared
   };
   struct Plan {
-    std::vector<Place> sources; // per leaf
-    std::vector<Place> targets; // per root
+    std::vector<StorageRef> sources; // per leaf
+    std::vector<StorageRef> targets; // per root
     std::vector<Tensor> results;
     std::vector<Gradient> gradients;
     std::vector<at::Tensor> holders; // tensors whose gradients the step reads or sets
@@ -110,7 +110,7 @@ class Replay {
     std::vector<WeakStorage> kept;
     std::vector<std::pair<uint32_t, uint64_t>> seeds; // a random node, and how many seeds were drawn before its own
     uint64_t draws = 0;
-    std::vector<uint32_t> numbers; // those that are given anew for each run, by their places in Batch::numbers()
+    std::vector<uint32_t> numbers; // those that are given anew for each run, by their positions in Batch::numbers()
   };
 
   Replay(const Snapshot& snapshot, Plan plan);
@@ -126,7 +126,7 @@ class Replay {
   const Plan& plan() const { return plan_; }
 
  private:
-  struct Storages; // by place, for the time of one call of arm()
+  struct Storages; // by reference, for the time of one call of arm()
   std::optional<std::string> find_storages(const std::vector<at::Tensor>& arguments, Storages& found) const;
   std::optional<std::string> check_contents(const Storages& found) const;
   void make_fresh(Storages& storages) const;
@@ -140,7 +140,7 @@ class Replay {
   std::shared_ptr<Batch> batch_;
   std::vector<Node*> leaves_;
   Plan plan_;
-  std::vector<std::pair<uint32_t, uint32_t>> number_places_; // of plan_.numbers: a node, and which of its numbers
+  std::vector<std::pair<uint32_t, uint32_t>> number_positions_; // of plan_.numbers: a node, and which of its numbers
 };
 
 } // namespace tarry

@@ -1,4 +1,4 @@
-"""Shapes that are told without asking a kernel (csrc/record/usual.cpp): all is as on the CPU, and wrong calls fail."""
+"""Shape rules (csrc/record/shape_rules.cpp): all is as on the CPU, and wrong calls fail."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-#include "record/usual.h"
+#include "record/shape_rules.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
+#include <ATen/MetaFunctions.h>
+#include <ATen/Operators.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/zeros.h>
@@ -19,7 +21,7 @@ namespace {
 using Arguments = c10::ArrayRef<c10::IValue>;
 using Result = std::unique_ptr<Signature>;
 
-// ---- what is usual
+// ---- what the arguments are like
 
 // A tensor that is just what its sizes and strides say, and not empty.
 const at::Tensor* plain(const c10::IValue& value) {
@@ -64,7 +66,7 @@ bool can_broadcast(c10::IntArrayRef a, c10::IntArrayRef b) {
   return true;
 }
 
-// ---- what it gives
+// ---- what the results are like
 
 void add_result(Signature& signature, at::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   signature.items.push_back({Signature::Return::Fresh, static_cast<uint32_t>(signature.fresh.size()), {}});
@@ -96,8 +98,8 @@ const at::Tensor* first_of_pair(Arguments arguments) {
     return self;
   }
   const at::Tensor* other = plain(arguments[1]);
-  const bool usual = other && other->scalar_type() == self->scalar_type() && can_broadcast(self->sizes(), other->sizes());
-  return usual ? self : nullptr;
+  const bool fits = other && other->scalar_type() == self->scalar_type() && can_broadcast(self->sizes(), other->sizes());
+  return fits ? self : nullptr;
 }
 
 at::Tensor on_meta(const c10::IValue& value) {
@@ -146,16 +148,16 @@ Result exact_arithmetic(Arguments arguments) {
 
 Result comparison(Arguments arguments) {
   const at::Tensor* self = first_of_pair(arguments);
-  const bool usual = self && (is_real(*self) || (self->scalar_type() == at::kLong && !arguments[1].isDouble()));
-  return usual ? elementwise(at::kBool, arguments) : nullptr;
+  const bool fits = self && (is_real(*self) || (self->scalar_type() == at::kLong && !arguments[1].isDouble()));
+  return fits ? elementwise(at::kBool, arguments) : nullptr;
 }
 
 Result bitwise(Arguments arguments) {
   const at::Tensor* self = contiguous(arguments[0]);
   const at::Tensor* other = contiguous(arguments[1]);
-  const bool usual = self && other && self->sizes() == other->sizes() && self->scalar_type() == at::kBool &&
+  const bool fits = self && other && self->sizes() == other->sizes() && self->scalar_type() == at::kBool &&
       other->scalar_type() == at::kBool;
-  return usual ? fresh(at::kBool, self->sizes()) : nullptr;
+  return fits ? fresh(at::kBool, self->sizes()) : nullptr;
 }
 
 Result cat(Arguments arguments) {
@@ -189,40 +191,42 @@ Result cat(Arguments arguments) {
 Result clone(Arguments arguments) {
   const auto format = arguments[1].toOptional<at::MemoryFormat>().value_or(at::MemoryFormat::Preserve);
   const at::Tensor* self = format == at::MemoryFormat::Contiguous ? plain(arguments[0]) : contiguous(arguments[0]);
-  const bool usual = self && (format == at::MemoryFormat::Contiguous || format == at::MemoryFormat::Preserve);
-  return usual ? fresh(self->scalar_type(), self->sizes()) : nullptr;
+  const bool fits = self && (format == at::MemoryFormat::Contiguous || format == at::MemoryFormat::Preserve);
+  return fits ? fresh(self->scalar_type(), self->sizes()) : nullptr;
 }
 
 Result mm(Arguments arguments) {
   const at::Tensor* a = plain(arguments[0]);
   const at::Tensor* b = plain(arguments[1]);
-  const bool usual = a && b && a->dim() == 2 && b->dim() == 2 && is_real(*a) && a->scalar_type() == b->scalar_type() &&
+  const bool fits = a && b && a->dim() == 2 && b->dim() == 2 && is_real(*a) && a->scalar_type() == b->scalar_type() &&
       a->size(1) == b->size(0);
-  return usual ? fresh(a->scalar_type(), {a->size(0), b->size(1)}) : nullptr;
+  return fits ? fresh(a->scalar_type(), {a->size(0), b->size(1)}) : nullptr;
 }
 
 // With a bias for each column: (bias, a, b, *, beta, alpha).
 Result addmm(Arguments arguments) {
   const at::Tensor* bias = plain(arguments[0]);
   auto product = bias && is_number(arguments[3]) && is_number(arguments[4]) ? mm(arguments.slice(1, 2)) : nullptr;
-  const bool usual = product && bias->scalar_type() == product->fresh[0]->dtype &&
+  const bool fits = product && bias->scalar_type() == product->fresh[0]->dtype &&
       bias->sizes() == c10::IntArrayRef(product->fresh[0]->sizes).slice(1);
-  return usual ? std::move(product) : nullptr;
+  return fits ? std::move(product) : nullptr;
 }
 
 Result bmm(Arguments arguments) {
   const at::Tensor* a = plain(arguments[0]);
   const at::Tensor* b = plain(arguments[1]);
-  const bool usual = a && b && a->dim() == 3 && b->dim() == 3 && is_real(*a) && a->scalar_type() == b->scalar_type() &&
+  const bool fits = a && b && a->dim() == 3 && b->dim() == 3 && is_real(*a) && a->scalar_type() == b->scalar_type() &&
       a->size(0) == b->size(0) && a->size(2) == b->size(1);
-  return usual ? fresh(a->scalar_type(), {a->size(0), a->size(1), b->size(2)}) : nullptr;
+  return fits ? fresh(a->scalar_type(), {a->size(0), a->size(1), b->size(2)}) : nullptr;
 }
 
+// (self, dim, half to float or the dtype of the result)
 Result softmax(Arguments arguments) {
   const at::Tensor* self = contiguous(arguments[0]);
-  const bool usual = self && is_real(*self) && self->dim() > 0 && arguments[1].toInt() >= -self->dim() &&
-      arguments[1].toInt() < self->dim() && !arguments[2].toBool();
-  return usual ? fresh(self->scalar_type(), self->sizes()) : nullptr;
+  const bool keeps_dtype = arguments[2].isNone() || (arguments[2].isBool() && !arguments[2].toBool());
+  const bool fits = self && is_real(*self) && self->dim() > 0 && arguments[1].toInt() >= -self->dim() &&
+      arguments[1].toInt() < self->dim() && keeps_dtype;
+  return fits ? fresh(self->scalar_type(), self->sizes()) : nullptr;
 }
 
 Result embedding(Arguments arguments) {
@@ -299,16 +303,16 @@ Result attention(Arguments arguments) {
   }
   const auto dtype = query->scalar_type();
   const int64_t batch = query->size(0), heads = query->size(1), length = query->size(2), width = query->size(3);
-  bool usual = (dtype == at::kFloat || dtype == at::kDouble) && key->scalar_type() == dtype && value->scalar_type() == dtype &&
+  bool fits = (dtype == at::kFloat || dtype == at::kDouble) && key->scalar_type() == dtype && value->scalar_type() == dtype &&
       key->size(0) == batch && key->size(3) == width && arguments[3].toDouble() == 0 &&
       (key->size(1) == heads || (heads % key->size(1) == 0 && takes_shared_heads()));
-  if (usual && !arguments[5].isNone()) {
+  if (fits && !arguments[5].isNone()) {
     const at::Tensor* mask = plain(arguments[5]);
-    usual = mask && mask->dim() == 4 && mask->scalar_type() == dtype && (mask->size(0) == batch || mask->size(0) == 1) &&
+    fits = mask && mask->dim() == 4 && mask->scalar_type() == dtype && (mask->size(0) == batch || mask->size(0) == 1) &&
         (mask->size(1) == heads || mask->size(1) == 1) && mask->size(2) == length && mask->size(3) == key->size(2);
   }
   const auto strides = query->strides();
-  if (!usual || std::find(strides.begin(), strides.end(), 0) != strides.end() || !output_is_like_query()) {
+  if (!fits || std::find(strides.begin(), strides.end(), 0) != strides.end() || !output_is_like_query()) {
     return nullptr;
   }
   auto signature = std::make_unique<Signature>();
@@ -318,8 +322,10 @@ Result attention(Arguments arguments) {
   return signature;
 }
 
-std::unordered_map<std::string, Usual> all() {
-  std::unordered_map<std::string, Usual> found{
+using ShapeRules = std::unordered_map<std::string, ShapeRule>;
+
+ShapeRules all_shape_rules() {
+  ShapeRules found{
       {"aten::cat", cat},
       {"aten::clone", clone},
       {"aten::mm", mm},
@@ -327,8 +333,10 @@ std::unordered_map<std::string, Usual> all() {
       {"aten::bmm", bmm},
       {"aten::native_layer_norm", layer_norm},
       {"aten::_softmax", softmax},
+      {"aten::_safe_softmax", softmax},
       {"aten::embedding", embedding},
       {"aten::gelu", gelu},
+      {"aten::div.Tensor", arithmetic},
       {"aten::bitwise_and.Tensor", bitwise},
       {"aten::bitwise_or.Tensor", bitwise},
       {"aten::_scaled_dot_product_flash_attention_for_cpu", attention},
@@ -339,7 +347,6 @@ std::unordered_map<std::string, Usual> all() {
   for (const char* name : {"add", "sub", "mul"}) {
     found.emplace("aten::" + std::string(name) + ".Tensor", exact_arithmetic);
   }
-  found.emplace("aten::div.Tensor", arithmetic);
   for (const char* name : {"eq", "ne", "lt", "le", "gt", "ge"}) {
     found.emplace("aten::" + std::string(name) + ".Tensor", comparison);
     found.emplace("aten::" + std::string(name) + ".Scalar", comparison);
@@ -347,12 +354,107 @@ std::unordered_map<std::string, Usual> all() {
   return found;
 }
 
+// ---- PyTorch's meta kernels in C++
+
+using MetaKernels = std::unordered_map<std::string, c10::KernelFunction>;
+
+template <typename Op, typename Op::schema* kernel>
+void add(MetaKernels& kernels) {
+  const std::string overload = Op::overload_name;
+  kernels.emplace(
+      Op::name + (overload.empty() ? "" : "." + overload),
+      c10::KernelFunction::makeFromUnboxedFunction(c10::CompileTimeFunctionPointer<typename Op::schema, kernel>()));
+}
+
+// An operator as at::_ops calls it, and its kernel.
+#define TARRY_META(op, kernel) add<at::_ops::op, static_cast<at::_ops::op::schema*>(&at::meta::kernel)>(kernels)
+#define TARRY_SAME(name) TARRY_META(name, name)
+#define TARRY_BINARY(name) TARRY_META(name##_Tensor, name)
+#define TARRY_COMPARISON(name)     \
+  TARRY_META(name##_Tensor, name); \
+  TARRY_META(name##_Scalar, name)
+
+// Those whose kernels in Python take 30 us and more.
+void add_pointwise(MetaKernels& kernels) {
+  TARRY_BINARY(add);
+  TARRY_BINARY(sub);
+  TARRY_BINARY(mul);
+  TARRY_BINARY(div);
+  TARRY_BINARY(bitwise_and);
+  TARRY_BINARY(bitwise_or);
+  TARRY_BINARY(bitwise_xor);
+  TARRY_BINARY(remainder);
+  TARRY_COMPARISON(eq);
+  TARRY_COMPARISON(ne);
+  TARRY_COMPARISON(lt);
+  TARRY_COMPARISON(le);
+  TARRY_COMPARISON(gt);
+  TARRY_COMPARISON(ge);
+  TARRY_SAME(neg);
+  TARRY_SAME(reciprocal);
+  TARRY_SAME(sqrt);
+  TARRY_SAME(rsqrt);
+  TARRY_SAME(exp);
+  TARRY_SAME(log);
+  TARRY_SAME(sin);
+  TARRY_SAME(cos);
+  TARRY_SAME(erf);
+  TARRY_SAME(tanh);
+  TARRY_SAME(gelu);
+  TARRY_SAME(floor);
+  TARRY_SAME(bitwise_not);
+  TARRY_SAME(leaky_relu);
+  TARRY_SAME(elu);
+  TARRY_SAME(softplus);
+  TARRY_SAME(maximum);
+  TARRY_SAME(minimum);
+  TARRY_SAME(addcmul);
+  TARRY_SAME(addcdiv);
+  TARRY_SAME(clamp);
+  TARRY_SAME(clamp_min);
+  TARRY_SAME(clamp_max);
+  TARRY_SAME(tanh_backward);
+  TARRY_SAME(sigmoid_backward);
+  TARRY_SAME(gelu_backward);
+  TARRY_SAME(threshold_backward);
+  TARRY_SAME(leaky_relu_backward);
+  TARRY_META(div_Tensor_mode, div);
+  TARRY_META(pow_Tensor_Scalar, pow);
+  TARRY_META(pow_Tensor_Tensor, pow);
+  TARRY_META(lerp_Scalar, lerp);
+  TARRY_META(lerp_Tensor, lerp);
+}
+
+MetaKernels all_meta_kernels() {
+  MetaKernels kernels;
+  add_pointwise(kernels);
+  TARRY_SAME(addmm);
+  TARRY_SAME(cat);
+  TARRY_SAME(_log_softmax);
+  TARRY_SAME(_softmax_backward_data);
+  TARRY_SAME(_log_softmax_backward_data);
+  TARRY_SAME(all);
+  TARRY_SAME(any);
+  TARRY_SAME(cumsum);
+  TARRY_SAME(linalg_vector_norm);
+  TARRY_META(mean_dim, mean);
+  TARRY_META(all_dim, all);
+  TARRY_META(any_dim, any);
+  return kernels;
+}
+
 } // namespace
 
-Usual find_usual(const std::string& name) {
-  static const auto* usual = new std::unordered_map<std::string, Usual>(all());
-  const auto it = usual->find(name);
-  return it == usual->end() ? nullptr : it->second;
+ShapeRule find_shape_rule(const std::string& name) {
+  static const auto* rules = new ShapeRules(all_shape_rules());
+  const auto it = rules->find(name);
+  return it == rules->end() ? nullptr : it->second;
+}
+
+const c10::KernelFunction* find_meta_kernel(const std::string& name) {
+  static const auto* kernels = new MetaKernels(all_meta_kernels());
+  const auto it = kernels->find(name);
+  return it == kernels->end() ? nullptr : &it->second;
 }
 
 } // namespace tarry

@@ -20,7 +20,7 @@ class FuncAndLocation:
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """A line of a program. `code` is what stands around it, as long as that can run; `declares` is the qualified name
     of the function that is declared there."""
 
@@ -37,11 +37,11 @@ class Place:
         """Whether it was typed into a prompt or a notebook, where declaring a thing again means changing it."""
         return "ipykernel" in self.file or not Path(self.file).is_file()
 
-    def declaring(self, function: Callable[..., Any]) -> Place:
-        """The place as one where a function is declared."""
+    def declaring(self, function: Callable[..., Any]) -> Location:
+        """The location as one where a function is declared."""
         return replace(self, declares=function.__qualname__)
 
-    def is_again(self, first: Place) -> bool:
+    def is_again(self, first: Location) -> bool:
         """Whether a declaration here is that at `first` once more: a cell that is run again, or the same function of
         the same file. Its line may have changed before a reload, unless both lines are of one run of the file."""
         if first.is_interactive and self.is_interactive:
@@ -55,10 +55,10 @@ class Place:
 _OURS = str(Path(__file__).parent)
 
 
-def caller() -> Place:
+def caller() -> Location:
     """The line of the user's program that led here."""
     frame = sys._getframe(frames_to_caller())
-    return Place(frame.f_code.co_filename, frame.f_lineno, weakref.ref(frame.f_code))
+    return Location(frame.f_code.co_filename, frame.f_lineno, weakref.ref(frame.f_code))
 
 
 def frames_to_caller() -> int:
