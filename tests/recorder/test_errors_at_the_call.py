@@ -237,6 +237,12 @@ SHAPES_AND_DTYPES: dict[str, Call] = {
     "packed numbers of another length": lambda d: torch._foreach_addcmul(
         *[[torch.rand(2, device=d)]] * 3, torch.tensor([1.0, 2.0])
     ),
+    **{
+        f"a complex number for {dtype}": lambda d, dtype=dtype: torch._foreach_addcmul(
+            *[[torch.rand(2, device=d).to(dtype)]] * 3, torch.tensor([3 + 4j])
+        )
+        for dtype in (torch.float16, torch.float32, torch.float64)
+    },
     "65 dimensions": lambda d: torch.nansum(torch.zeros([1] * 65, device=d), dim=0),
     "an index into an empty dimension": lambda d: torch.empty(10, 0, device=d)[:, [0, 1]],
     "index_put_ of another dtype": lambda d: torch.ones(5, 2, dtype=torch.float64, device=d).index_put_(

@@ -37,6 +37,8 @@ double number_limit(c10::ArrayRef<TensorArgument> tensors) {
         limit = std::min(limit, 3.38e38);
         break;
       case at::kDouble:
+        limit = std::min(limit, std::numeric_limits<double>::max()); // not a complex number, which counts as infinite
+        break;
       case at::kComplexDouble:
       case at::kBool:
         break;
