@@ -12,6 +12,7 @@ MODULES = {
     "training": "benchmarks.training_step",
     "first-step": "benchmarks.first_step",
     "cold-start": "benchmarks.cold_start",
+    "compile-time": "benchmarks.compile_time",
     "generation": "benchmarks.generation",
     "memory": "benchmarks.memory",
     "custom-ops": "benchmarks.custom_ops",

@@ -81,7 +81,7 @@ def _launch(source: str, scope: dict[str, Any], inputs: int = 1, outputs: int = 
     scope = {"torch": torch, "aten": torch.ops.aten, **scope}
     exec(text, scope)
     graph: Any = SimpleNamespace(inputs=[None] * inputs, outputs=[None] * outputs, numbers=[])
-    fields: Any = (None, graph, torch.device("cpu"), [], frozenset())
+    fields: Any = (graph, torch.device("cpu"), [], frozenset(), None)
     program = SymbolicFxProgram(*fields, symbols) if symbols else FxProgram(*fields)
     made = launch_list(scope["call"], text, program)
     return None if made is None else made[0]
