@@ -184,7 +184,7 @@ class StepHooks:
         lane = self._steps.lane()
         with self._lock:
             states, self._unsettled = self._unsettled, []
-            taken = []
+            taken: list[HostState] = []
             for state in states:
                 used = state.optimizer()
                 if used is not None:

@@ -619,7 +619,7 @@ bool is_odd_convolution(const Operator& op, c10::ArrayRef<c10::IValue> arguments
       return true;
     }
   }
-  const int64_t channels = arguments[1].toTensor().size(0);
+  const int64_t channels = arguments[1].toTensor().dim() == 0 ? 0 : arguments[1].toTensor().size(0);
   return arguments[6].toBool() && (channels < groups || channels % groups != 0); // transposed
 }
 
@@ -767,8 +767,8 @@ std::unique_ptr<Signature> infer_signature(const Operator& op, c10::ArrayRef<c10
     }
     return signature;
   }
-  if (is_not_implemented(cpu_error) && !is_not_implemented(meta_error)) {
-    std::rethrow_exception(meta_error);
+  if (!verifies && is_not_implemented(cpu_error) && !is_not_implemented(meta_error)) {
+    std::rethrow_exception(meta_error); // it has no kernel for the CPU, which it will not run on
   }
   if (!is_not_implemented(meta_error) || is_not_implemented(cpu_error)) {
     std::rethrow_exception(cpu_error);
