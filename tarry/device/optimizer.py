@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 import weakref
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -106,7 +107,8 @@ class StepHooks:
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
-        self._unsettled: list[HostState] = []  # of steps that run, or are still to be computed
+        self._unsettled: list[HostState] = []  # of steps that run, or are still to be computed; of all threads
+        self._lock = threading.RLock()  # for the list; a collection that sets in may come back here
 
         # Plain functions: a replay's guards look at what hooks are bound to.
         def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -141,37 +143,57 @@ class StepHooks:
         torch.amp.GradScaler.step = step  # type: ignore[method-assign, assignment]
 
     def _begin(self, optimizer: torch.optim.Optimizer) -> None:
-        # A state that still runs is that of a step which an error has ended.
-        self._unsettled = [s for s in self._unsettled if s.epochs is not None or s.optimizer() is not optimizer]
+        lane = self._steps.lane()
         try:
             if any(state.counters for state in self._unsettled):
                 self._steps.finish()  # an error must come up before anything more is counted
         finally:
-            self.settle()
-        lane = self._steps.lane()
-        self._unsettled.append(HostState.of(optimizer, lane, len(self._steps.failed(lane))))
+            self.settle(optimizer)
+        state = HostState.of(optimizer, lane, len(self._steps.failed(lane)))
+        with self._lock:
+            # A step of this optimizer that still runs is one that an error of another kind has ended.
+            ended = (s for s in self._unsettled if s.epochs is not None or s.optimizer() is not optimizer)
+            self._unsettled = [*ended, state]
 
     def _end(self, optimizer: torch.optim.Optimizer) -> None:
-        for state in self._unsettled:
-            if state.epochs is None and state.optimizer() is optimizer:
-                state.epochs = self._steps.epochs()
+        epochs = self._steps.epochs()
+        with self._lock:
+            for state in self._unsettled:
+                if state.epochs is None and state.optimizer() is optimizer:
+                    state.epochs = epochs
         try:
             self._steps.cut()
         finally:
             self.settle()
 
-    def settle(self) -> None:
-        """Put back what optimizers have noted of steps that have failed, and forget what is computed."""
+    def settle(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Put back what optimizers have noted of steps that have failed, and forget what is computed: of this thread's
+        steps, and of those of the optimizer that it is about to use. Other threads may be in the middle of a step."""
         if not self._unsettled:
             return
-        states, self._unsettled = self._unsettled, []
         kept = []
-        for state in reversed(states):
+        for state in reversed(self._take(optimizer)):
             if state.has_failed(self._steps.failed(state.lane)):
                 state.restore()
             elif state.epochs is None or not self._steps.computed(state.epochs):
                 kept.append(state)
-        self._unsettled[:0] = reversed(kept)
+        self._put_back(kept[::-1])
+
+    def _take(self, optimizer: torch.optim.Optimizer | None) -> list[HostState]:
+        """Take out what is this thread's to settle, and what was left behind for an optimizer that is gone."""
+        lane = self._steps.lane()
+        with self._lock:
+            states, self._unsettled = self._unsettled, []
+            taken: list[HostState] = []
+            for state in states:
+                used = state.optimizer()
+                if used is not None:
+                    (taken if state.lane == lane or used is optimizer else self._unsettled).append(state)
+            return taken
+
+    def _put_back(self, states: list[HostState]) -> None:
+        with self._lock:
+            self._unsettled += states
 
     def remove(self) -> None:
         for handle in self._handles:

@@ -11,6 +11,7 @@ from tarry.runtime.entry import Entry, Reason, State
 NEVER = Reason("nothing is to be compiled")
 NEW = Reason("it is new")
 COMPILING = Reason("its program is being compiled")
+SWITCHED = Reason("a global switch of PyTorch's was set otherwise when it was recorded")
 QUEUE_FULL = Reason("too many other programs are being compiled")
 
 

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from tarry import events
 from tarry.backends.base import Backend, Batch, Policy, Recording
@@ -19,12 +19,14 @@ from tarry.ir.sizes import Symbols
 from tarry.native import C
 from tarry.runtime import limits
 from tarry.runtime.compile.compiler import Compiler
+from tarry.runtime.compile.process import StoppedError
 from tarry.runtime.decide import (
     COMPILING,
     NEVER,
     NEW,
     NO_FACTS,
     QUEUE_FULL,
+    SWITCHED,
     CompileNow,
     Facts,
     Interpret,
@@ -41,6 +43,7 @@ from tarry.runtime.sizes.sites import Sites
 from tarry.runtime.variants import Variant, Variants
 
 Made: TypeAlias = Variants | Variant
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -74,6 +77,9 @@ class Engine:
 
     def compute(self, backend: Backend, batch: Batch) -> None:
         """Compute a batch: by its program, without one, or by one that has to be compiled first."""
+        if not batch.switches_are_set():
+            _execute(backend, SWITCHED.run, batch)  # a program would compute under those that are set now
+            return
         policy = self.compiler.policy(backend)
         found = self._look_up(backend, batch, policy)
         while True:  # a second time after CompileNow, a third time if that came to nothing for a range of sizes
@@ -88,7 +94,8 @@ class Engine:
                     self._interpret(backend, found, batch, reason)
                     return
                 case Submit():
-                    entry.begin(self.compiler.submit(self._work(backend, found, batch, background=True)))
+                    work = _under_these_switches(self._work(backend, found, batch, background=True))
+                    entry.begin(self.compiler.submit(work))
                     if found.variants is not None:
                         found.variants.compiling = entry
                     self._interpret(backend, found, batch, COMPILING)
@@ -307,6 +314,20 @@ class Engine:
             found.family.seconds += perf_counter() - start
         elif reason is NEW:
             found.entry.state = State.SEEN
+
+
+def _under_these_switches(work: Callable[[], T]) -> Callable[[], T]:
+    """The same work, broken off to be begun again if a global switch of PyTorch's changes before it is done: the
+    default dtype decides what is computed."""
+    switches = C.current_switches()
+
+    def guarded() -> T:
+        made = None if C.current_switches() != switches else work()
+        if made is None or C.current_switches() != switches:
+            raise StoppedError
+        return made
+
+    return guarded
 
 
 def _execute(backend: Backend, run: Callable[..., None], batch: Batch, symbols: Symbols | None = None) -> None:

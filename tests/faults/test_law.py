@@ -325,6 +325,38 @@ def test_a_failure_takes_back_its_own_step_only(make: Callable[[Any], torch.opti
     assert mine[1] == others[1]
 
 
+class Interrupted(Counting):
+    """Something happens in the middle of its step."""
+
+    between: Callable[[], None] = staticmethod(lambda: None)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        (p,) = self.param_groups[0]["params"]
+        self.state[p]["count"] = self.state[p].get("count", 0)
+        self.between()
+        self.state[p]["count"] += 1
+        p.sub_(p.grad)
+
+
+def test_another_thread_that_finds_a_failure_leaves_a_running_step_alone() -> None:
+    weight, other = nn.Parameter(_data(1.0, 2.0)), nn.Parameter(_data(1.0))
+    optimizer, others = Interrupted([weight]), Counting([other])
+
+    def compute() -> None:
+        other.grad = other + 1
+        others.step()
+
+    optimizer.between = lambda: _on_thread(compute)  # type: ignore[method-assign]
+    weight.grad = _bad()
+    with pytest.raises(IndexError):
+        optimizer.step()
+    weight.grad = _data(1.0, 1.0)
+    optimizer.step()
+    assert weight.tolist() == [0.0, 1.0]
+    assert optimizer.state[weight]["count"] == 1
+
+
 def test_gradients_are_unscaled_after_a_failed_step() -> None:
     def train(device: str) -> Tensor:
         weight = nn.Parameter(torch.ones(2, device=device))

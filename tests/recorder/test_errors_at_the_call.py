@@ -6,12 +6,14 @@ With the same error: also when the same call was recorded before with other numb
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+import tarry
 from tests.support import DEVICE, tarry_only
 
 USES_DEVICE = True
@@ -243,6 +245,21 @@ SHAPES_AND_DTYPES: dict[str, Call] = {
         )
         for dtype in (torch.float16, torch.float32, torch.float64)
     },
+    **{
+        f"{name} of integers": lambda d, call=call: call(torch.ones(4, dtype=torch.int64, device=d))
+        for name, call in {
+            "leaky_relu": F.leaky_relu,
+            "elu": F.elu,
+            "softshrink": F.softshrink,
+            "normal_": torch.Tensor.normal_,
+            "randn_like": torch.randn_like,
+        }.items()
+    },
+    "geometric_ of booleans": lambda d: torch.ones(4, dtype=torch.bool, device=d).geometric_(0.5),
+    "floor_divide of complex numbers": lambda d: torch.ones(4, dtype=torch.complex64, device=d).floor_divide_(2),
+    "a convolution with a weight of no dimensions": lambda d: F.conv2d(
+        torch.ones(4, 8, 8, device=d), torch.tensor(1.0, device=d), groups=100
+    ),
     "65 dimensions": lambda d: torch.nansum(torch.zeros([1] * 65, device=d), dim=0),
     "an index into an empty dimension": lambda d: torch.empty(10, 0, device=d)[:, [0, 1]],
     "index_put_ of another dtype": lambda d: torch.ones(5, 2, dtype=torch.float64, device=d).index_put_(
@@ -346,14 +363,59 @@ def test_an_operator_that_is_not_deterministic_is_refused_at_the_call(determinis
     assert _error(call, DEVICE) == _error(call, "cpu")
 
 
-def test_the_default_dtype_counts_as_it_was_when_recorded() -> None:
-    integers = torch.arange(1, 4)
-    torch.set_default_dtype(torch.float64)
+@pytest.fixture(params=["eager", "torchscript"])
+def backend(request: pytest.FixtureRequest) -> Iterator[None]:
+    tarry.set_backend(request.param)
+    with tarry.config.override(compile="wait"):
+        yield
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
     try:
-        expected, mine = integers / 3, integers.to("tarry") / 3
+        yield
     finally:
-        torch.set_default_dtype(torch.float32)
-    assert torch.equal(mine.cpu(), expected)
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_the_default_dtype_counts_as_it_was_when_recorded(dtype: torch.dtype, backend: None) -> None:
+    def compute(device: str) -> list[torch.Tensor]:
+        integers = torch.arange(1, 4, device=device)
+        with _default_dtype(dtype):
+            return [integers / 3, (integers / 3 * 1e3).to(torch.float32), integers.sqrt()]
+
+    expected = compute("cpu")
+    for mine in (compute(DEVICE), compute(DEVICE)):
+        assert all(torch.equal(a.cpu(), b) for a, b in zip(mine, expected, strict=True))
+
+
+def test_a_replay_counts_with_the_default_dtype_that_it_was_recorded_with(backend: None) -> None:
+    halve = tarry.compile(lambda x: x / 2)
+    integers = torch.arange(3, device=DEVICE)
+    for _ in range(8):
+        assert halve(integers).cpu().dtype == torch.float32
+    with _default_dtype(torch.float64):
+        assert (integers / 3).cpu().dtype == torch.float64
+    replays = halve.replays
+    assert halve(integers).cpu().dtype == halve(integers).cpu().dtype == torch.float32
+    assert halve.replays > replays
+
+
+def test_the_precision_of_products_counts_as_it_was_when_recorded(backend: None) -> None:
+    matrix = torch.randn(256, 256)
+    before = torch.get_float32_matmul_precision()
+    try:
+        for precision, other in (("highest", "medium"), ("medium", "highest")):
+            torch.set_float32_matmul_precision(precision)
+            expected, mine = matrix @ matrix, matrix.to(DEVICE) @ matrix.to(DEVICE)
+            torch.set_float32_matmul_precision(other)
+            assert torch.equal(mine.cpu(), expected)
+            assert torch.get_float32_matmul_precision() == other
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize("name", ["inv_ex", "cholesky_ex", "lu_factor_ex", "ldl_factor_ex"])

@@ -16,6 +16,7 @@
 #include "bind/jit.h"
 #include "record/memory.h"
 #include "core/numbers.h"
+#include "core/switches.h"
 #include "execute/outline.h"
 #include "record/provenance.h"
 #include "execute/raw_graph.h"
@@ -195,6 +196,7 @@ void bind_steps(py::module& m) {
   m.def("arm_fault", [](int fault, int64_t after) { arm_fault(static_cast<Fault>(fault), after); });
   m.def("disarm_fault", &disarm_fault);
   m.def("current_lane", &current_lane);
+  m.def("current_switches", [] { return current_switches() | matmul_precision(); });
   m.def("raise_owed", &raise_owed, "Raises what another thread has found out about this thread's operators.");
   m.def(
       "owed_errors",
@@ -254,6 +256,7 @@ void bind_batch(py::module& m) {
       .def("place", [](const Batch& batch) { return key_of(batch.place()); })
       .def_property_readonly("num_outputs", [](const Batch& batch) { return batch.roots.size(); })
       .def_property_readonly("device", [](const Batch& batch) { return static_cast<int>(batch.state->index); })
+      .def("switches_are_set", [](const Batch& batch) { return are_recorded_switches(batch); })
       .def(
           "inputs",
           [](Batch& batch, const std::vector<int64_t>& update, bool preserve) {

@@ -8,25 +8,44 @@
 namespace tarry {
 namespace {
 
-bool is_dense(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
-  c10::SmallVector<std::pair<int64_t, int64_t>, 8> dims;
+using Dims = c10::SmallVector<std::pair<int64_t, int64_t>, 8>;
+
+// Strides and sizes, by stride; none of size 1. Nothing if there are no elements.
+Dims sorted_dims(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  Dims dims;
   for (size_t i = 0; i < sizes.size(); ++i) {
     if (sizes[i] == 0) {
-      return true;
+      return {};
     }
     if (sizes[i] != 1) {
       dims.emplace_back(strides[i], sizes[i]);
     }
   }
   std::sort(dims.begin(), dims.end());
+  return dims;
+}
+
+bool is_dense(const Dims& dims) {
   int64_t expected = 1;
-  for (auto& [stride, size] : dims) {
+  for (const auto& [stride, size] : dims) {
     if (stride != expected) {
       return false;
     }
     expected *= size;
   }
   return true;
+}
+
+// Not if each dimension steps over all that lies within the smaller ones.
+bool may_overlap(const Dims& dims) {
+  int64_t last = 0;
+  for (const auto& [stride, size] : dims) {
+    if (stride <= last) {
+      return true;
+    }
+    last += (size - 1) * stride;
+  }
+  return false;
 }
 
 struct Table {
@@ -72,7 +91,9 @@ const Layout* intern_layout(c10::ScalarType dtype, c10::IntArrayRef sizes, c10::
     last += (sizes[i] - 1) * strides[i];
   }
   layout->nbytes = layout->numel == 0 ? 0 : static_cast<size_t>(last + 1) * c10::elementSize(dtype);
-  layout->dense = offset == 0 && is_dense(sizes, strides);
+  const Dims dims = sorted_dims(sizes, strides);
+  layout->dense = offset == 0 && is_dense(dims);
+  layout->may_overlap = may_overlap(dims);
   const Layout* result = layout.get();
   shared.layouts.emplace(full.lo, std::move(layout));
   return result;

@@ -20,6 +20,7 @@ struct Layout {
   Hash128 type_hash; // without the offset: all that shape inference may depend on
   Hash128 hash;      // with the offset
   bool dense;        // non-overlapping, without gaps, offset 0: fit to be a home layout
+  bool may_overlap;  // two of its elements may lie in the same place
 
   bool describes(const c10::TensorImpl* tensor) const {
     return tensor->storage_offset() == offset && tensor->dtype().toScalarType() == dtype &&

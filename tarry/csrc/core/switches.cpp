@@ -3,18 +3,23 @@
 #include <ATen/Context.h>
 #include <c10/core/DefaultDtype.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 
 #include "device/hooks.h"
+#include "execute/batch.h"
 #include "record/record.h"
 
 namespace tarry {
 namespace {
 
 enum Switch : uint64_t { kDeterministic = 1, kWarnOnly = 2, kFillMemory = 4 };
-constexpr int kDefaultDtype = 8; // the bits from here on: what integers become where an operator computes in floating point
-constexpr uint64_t kInitial = kFillMemory | static_cast<uint64_t>(c10::ScalarType::Float) << kDefaultDtype; // as PyTorch starts
+constexpr int kDefaultDtype = 8; // 8 bits from here on: what integers become where an operator computes in floating point
+constexpr int kPrecision = 16;   // the bits from here on: the index of a name below, and one
+constexpr std::array<const char*, 3> kPrecisions{"highest", "high", "medium"}; // by at::Float32MatmulPrecision
+constexpr uint64_t kInitial = kFillMemory | static_cast<uint64_t>(c10::ScalarType::Float) << kDefaultDtype |
+    1ULL << kPrecision; // as PyTorch starts
 
 std::array<std::atomic<uint64_t>, kMaxDevices>& recorded() {
   static auto* switches = [] {
@@ -30,7 +35,10 @@ std::array<std::atomic<uint64_t>, kMaxDevices>& recorded() {
 void set_switches(uint64_t switches) {
   at::globalContext().setDeterministicAlgorithms(switches & kDeterministic, switches & kWarnOnly);
   at::globalContext().setDeterministicFillUninitializedMemory(switches & kFillMemory);
-  c10::set_default_dtype(c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(switches >> kDefaultDtype)));
+  c10::set_default_dtype(c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(switches >> kDefaultDtype & 0xff)));
+  if (const uint64_t precision = switches >> kPrecision; precision != matmul_precision() >> kPrecision && precision != 0) {
+    at::globalContext().setFloat32MatmulPrecision(kPrecisions.at(precision - 1));
+  }
 }
 
 } // namespace
@@ -40,6 +48,14 @@ uint64_t current_switches() {
   return (context.deterministicAlgorithms() ? kDeterministic : 0) | (context.deterministicAlgorithmsWarnOnly() ? kWarnOnly : 0) |
       (context.deterministicFillUninitializedMemory() ? kFillMemory : 0) |
       static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << kDefaultDtype;
+}
+
+uint64_t matmul_precision() {
+  try {
+    return (static_cast<uint64_t>(at::globalContext().float32MatmulPrecision()) + 1) << kPrecision;
+  } catch (const c10::Error&) {
+    return 0; // it was set for single backends as well
+  }
 }
 
 uint64_t product_precision() {
@@ -55,7 +71,11 @@ uint64_t product_precision() {
 
 void record_under(DeviceState& state, uint64_t switches) {
   auto& known = recorded()[state.index];
-  if (C10_LIKELY(known.load(std::memory_order_relaxed) == switches)) {
+  const uint64_t last = known.load(std::memory_order_relaxed);
+  if (switches >> kPrecision == 0) {
+    switches |= last >> kPrecision << kPrecision;
+  }
+  if (C10_LIKELY(last == switches)) {
     return;
   }
   bool pending = false;
@@ -70,7 +90,14 @@ void record_under(DeviceState& state, uint64_t switches) {
   known = switches;
 }
 
-RecordedSwitches::RecordedSwitches(const DeviceState& state) : current_(current_switches()) {
+bool are_recorded_switches(const Batch& batch) {
+  const uint64_t changed = (current_switches() | matmul_precision()) ^ recorded()[batch.state->index];
+  const auto is_product = [](const NodePtr& node) { return node->op && node->op->has(kProduct); };
+  return C10_LIKELY(changed == 0) ||
+      (changed >> kPrecision << kPrecision == changed && std::none_of(batch.order.begin(), batch.order.end(), is_product));
+}
+
+RecordedSwitches::RecordedSwitches(const DeviceState& state) : current_(current_switches() | matmul_precision()) {
   const uint64_t wanted = recorded()[state.index];
   if (wanted != current_) {
     set_switches(wanted);
@@ -78,7 +105,7 @@ RecordedSwitches::RecordedSwitches(const DeviceState& state) : current_(current_
 }
 
 RecordedSwitches::~RecordedSwitches() {
-  if (current_switches() != current_) {
+  if ((current_switches() | matmul_precision()) != current_) {
     set_switches(current_);
   }
 }

@@ -9,9 +9,15 @@
 
 namespace tarry {
 
+struct Batch; // execute/batch.h
+
 uint64_t current_switches();
-// The precision of float32 products, for operators that are made of them.
+// What torch.set_float32_matmul_precision() has set, to be added for operators that are made of products; 0: it does not matter.
+uint64_t matmul_precision();
+// The precision of float32 products on each real device, for the hash of such operators.
 uint64_t product_precision();
+// Whether those are set that a batch was recorded under.
+bool are_recorded_switches(const Batch& batch);
 // To be called before something is recorded on the device; no lock may be held. Computes what is pending under other switches.
 void record_under(DeviceState& state, uint64_t switches);
 

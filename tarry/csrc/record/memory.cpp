@@ -3,16 +3,24 @@
 #include <algorithm>
 #include <unordered_set>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 namespace tarry {
 namespace {
 
 std::atomic<int64_t> max_pending_bytes{64 << 20};
-constexpr double kPatience = 2.0; // by which the budget may be exceeded until a good place comes
+constexpr int64_t kCutsBetweenTrims = 4; // two steps are held at once: the next ones shall find their memory
+constexpr double kPatience = 2.0;        // by which the budget may be exceeded until a good place comes
+
+int64_t allowed_bytes(const DeviceBytes& bytes) {
+  return std::max({max_pending_bytes.load(std::memory_order_relaxed), bytes.peak / 2, int64_t{1}});
+}
 
 // How far what is held lies above what eager has held at its worst, as a share of what is allowed; above 1 is too much.
 double share_of_budget(const DeviceBytes& bytes) {
-  const int64_t allowed = std::max({max_pending_bytes.load(std::memory_order_relaxed), bytes.peak / 2, int64_t{1}});
-  return static_cast<double>(bytes.live + bytes.pinned - bytes.peak) / static_cast<double>(allowed);
+  return static_cast<double>(bytes.live + bytes.pinned - bytes.peak) / static_cast<double>(allowed_bytes(bytes));
 }
 
 // The counts of this epoch: a cut starts them anew.
@@ -80,6 +88,19 @@ bool over_budget(DeviceState& state, bool reads_pending) {
   // again soon.
   bytes.pinned = pinned_bytes(state);
   return share_of_budget(bytes) > 0.5;
+}
+
+int64_t allowed_holes(const DeviceState& state) {
+  return kCutsBetweenTrims * allowed_bytes(state.bytes);
+}
+
+void give_back_holes(int64_t allowed) {
+#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 33)
+  static std::atomic<uint32_t> cuts{0};
+  if (++cuts % kCutsBetweenTrims == 0 && static_cast<int64_t>(mallinfo2().fordblks) > allowed) {
+    malloc_trim(static_cast<size_t>(allowed));
+  }
+#endif
 }
 
 } // namespace tarry

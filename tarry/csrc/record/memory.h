@@ -31,4 +31,11 @@ void drop_leaf(TarryStorage* storage, Graveyard& graveyard);
 // value, and would wait for the step. Where it does not, a round of the loop is likely to begin: a better place.
 bool over_budget(DeviceState& state, bool reads_pending);
 
+// How many bytes of host memory may lie unused after a cut for memory's sake. Under the lock.
+int64_t allowed_holes(const DeviceState& state);
+// After some such cuts, gives memory back to the system if more than that lies in holes of the heap. A result that outlives a cut
+// lies between inputs that are freed with it, and glibc (seen: 2.36) does not find an aligned block of the same size in the hole
+// that is left: a loop that keeps its losses would take new memory for each batch.
+void give_back_holes(int64_t allowed);
+
 } // namespace tarry

@@ -437,8 +437,10 @@ const char* record_node(Scan& scan, c10::ArrayRef<c10::IValue> arguments, Record
     return "it resizes an out= argument that shares memory";
   }
   if (const char* reason = why_cut(scan); C10_UNLIKELY(reason)) {
+    const int64_t holes = allowed_holes(state);
     lock.unlock();
     request_cut(state.index, reason);
+    give_back_holes(holes);
     lock.lock();
   }
   NodePtr node;

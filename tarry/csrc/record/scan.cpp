@@ -65,6 +65,9 @@ void Scan::tensor(const at::Tensor& tensor, bool is_mutable) {
   if (op.has(kMaskIndices) && !tensors.empty() && (tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte)) {
     eager_reason = "a mask used as an index makes the shape depend on data";
   }
+  if (C10_UNLIKELY(is_mutable && view && view->may_overlap && !op.has_out)) { // out=: see infer_with_out()
+    eager_reason = "it writes through a view that may overlap itself, which the order of its kernel decides about";
+  }
   tensors.push_back({&tensor, storage, view, is_mutable});
 }
 

@@ -24,8 +24,8 @@ struct Scan {
   // The default dtype decides what integers divided by integers give.
   explicit Scan(const Operator& op)
       : op(op),
-        switches(current_switches()),
-        hash(mix(op.hash, switches << 8 | static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()))) {
+        switches(current_switches() | (op.has(kProduct) ? matmul_precision() : 0)),
+        hash(mix(op.hash, switches)) {
     if (C10_UNLIKELY(op.has(kProduct))) {
       hash = mix(hash, product_precision());
     }

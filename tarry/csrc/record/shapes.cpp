@@ -59,7 +59,7 @@ bool is_odd_convolution(const Operator& op, Arguments arguments) {
       return true;
     }
   }
-  const int64_t channels = arguments[1].toTensor().size(0);
+  const int64_t channels = arguments[1].toTensor().dim() == 0 ? 0 : arguments[1].toTensor().size(0);
   return arguments[6].toBool() && (channels < groups || channels % groups != 0); // transposed
 }
 
@@ -150,8 +150,8 @@ std::unique_ptr<Signature> infer_without_meta(const Operator& op, Arguments argu
     }
     return signature;
   }
-  if (is_not_implemented(cpu_error) && !is_not_implemented(meta_error)) {
-    std::rethrow_exception(meta_error);
+  if (!real_device().is_cpu() && is_not_implemented(cpu_error) && !is_not_implemented(meta_error)) {
+    std::rethrow_exception(meta_error); // it has no kernel for the CPU, which it will not run on
   }
   if (!is_not_implemented(meta_error) || is_not_implemented(cpu_error)) {
     std::rethrow_exception(cpu_error);

@@ -8,6 +8,7 @@
 #include "core/generator.h"
 #include "device/hooks.h"
 #include "core/numbers.h"
+#include "core/switches.h"
 #include "record/provenance.h"
 
 namespace tarry {
@@ -394,6 +395,7 @@ std::variant<std::vector<at::Tensor>, std::string> Replay::arm(
     const std::vector<at::Tensor>& arguments, const std::vector<double>& numbers) {
   check_fork();
   DeviceState& state = *batch_->state;
+  record_under(state, current_switches() | matmul_precision()); // guards have found them to be those of the recording
   Storages storages{plan_, {}, {}, {}, {}};
   if (auto reason = find_storages(arguments, storages)) {
     return *reason;
