@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,6 @@ def measure(
     threads: int = 1,
 ) -> tuple[dict[str, list[float]], list[str]]:
     """Milliseconds per step of each peer, one per round, and notes about peers that failed or disagree."""
-    context = multiprocessing.get_context("spawn")
     samples: dict[str, list[float]] = {peer.name: [] for peer in peers}
     pipes: dict[str, Connection] = {}
     losses: dict[str, float] = {}
@@ -147,13 +147,8 @@ def measure(
 
     alone = (os.cpu_count() or 1) < CORES_PER_PEER * len(peers)  # compilers that share cores slow each other down
     for peer in peers:
-        here, there = context.Pipe()
-        given = (there, program.name, peer, warm_up - 1, read_every, threads)
-        process = context.Process(target=serve, args=given, daemon=True)
-        process.start()
-        there.close()
+        process, pipes[peer.name] = _start(program.name, peer, warm_up - 1, read_every, threads)
         processes.append(process)
-        pipes[peer.name] = here
         if alone:
             note_first_step(peer.name)
     for name in [] if alone else list(pipes):
@@ -174,6 +169,16 @@ def measure(
         if "eager" in losses and abs(loss - losses["eager"]) > 0.02 * max(abs(losses["eager"]), 0.05):
             notes.append(f"{program.name}: {name} ends at loss {loss:.4f}, eager at {losses['eager']:.4f}: WRONG")
     return samples, notes
+
+
+def _start(*given: Any) -> tuple[BaseProcess, Connection]:
+    """A process that serves what is given to `serve`, and the pipe to it."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=serve, args=(there, *given), daemon=True)
+    process.start()
+    there.close()
+    return process, here
 
 
 def _steps_for(seconds: float, pipes: dict[str, Connection], answer: Callable[[str], float | None]) -> int:

@@ -24,7 +24,7 @@ generated() ( # fails if the generated files of the example are stale
 # Recording, views, graphs and passes on the reference path: nothing here waits for a compiler or another process.
 quick() {
   "$python" -m pytest -n 2 --dist worksteal -q -m "not slow and not process" tests/ir tests/passes tests/recorder tests/aliasing tests/programs \
-    tests/test_layers.py tests/test_state.py tests/native/test_stub.py
+    tests/test_layers.py tests/test_state.py tests/test_style.py tests/native/test_stub.py
 }
 
 formatted() { # fails if ruff format or clang-format would change a file

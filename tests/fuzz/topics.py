@@ -2,42 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
-
 from hypothesis import strategies as st
 
 from tests.aliasing.test_random_programs import write_gradients, write_views
 from tests.aliasing.world import World, overlaps_itself, overlaps_partly
-
-T = TypeVar("T")
-Topic = Callable[[World, st.DataObject], None]
-
-DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64")
-SIZES = (0, 1, 2, 3, 5, 7, 11, 13)
-
-
-class Drawn:
-    """Choices, all of hypothesis's."""
-
-    def __init__(self, data: st.DataObject) -> None:
-        self.data = data
-
-    def int(self, low: int, high: int) -> int:
-        return self.data.draw(st.integers(low, high))
-
-    def pick(self, options: Sequence[T]) -> T:
-        return self.data.draw(st.sampled_from(options))
-
-    def some(self, options: Sequence[T], low: int, high: int) -> list[T]:
-        return [self.pick(options) for _ in range(self.int(low, high))]
-
-
-def _make(world: World, source: str) -> str | None:
-    """Run `name = source`; the name, if eager did not refuse it."""
-    name = world.fresh()
-    return name if world.run(f"{name} = {source}", (name,)) and name in world.names else None
-
+from tests.fuzz.drawn import DTYPES, SIZES, Drawn, Topic, make
+from tests.fuzz.topics_training import amp, training
 
 # ---- views and writes through them
 
@@ -57,7 +27,7 @@ def out(world: World, data: st.DataObject) -> None:
     d = Drawn(data)
     for k in range(d.int(2, 4)):
         shape = d.pick(((3,), (2, 3), (3, 2), (1, 3), (6,), (0,), ()))
-        _make(world, f"torch.arange({k}, {k} + {_count(shape)}, device=D).reshape({shape}).to(torch.{d.pick(_WIDE)})")
+        make(world, f"torch.arange({k}, {k} + {_count(shape)}, device=D).reshape({shape}).to(torch.{d.pick(_WIDE)})")
     for _ in range(d.int(1, 10)):
         a, b, target = (d.pick(world.names) for _ in range(3))
         kind = d.int(0, 5)
@@ -121,11 +91,11 @@ def _share(world: World, a: str, b: str) -> bool:
 
 
 def _empty_out(world: World, d: Drawn, like: str) -> None:
-    _make(world, f"torch.empty(0, dtype={world[like].dtype}, device=D)")
+    make(world, f"torch.empty(0, dtype={world[like].dtype}, device=D)")
 
 
 def _view(world: World, d: Drawn, of: str) -> None:
-    _make(
+    make(
         world,
         d.pick(("{0}[1:]", "{0}.t()", "{0}[::2]", "{0}.flatten()", "{0}.unsqueeze(0)", "{0}.detach()")).format(of),
     )
@@ -169,7 +139,7 @@ def dtypes(world: World, data: st.DataObject) -> None:
         dtype = d.pick(DTYPES)
         values = "[0, 1, 2, 3, 7, 100]" if dtype in ("bool", "uint8") else "[-3, -1, 0, 1, 2, 100]"
         shape = d.pick(("", ".reshape(2, 3)", "[2]"))
-        _make(world, f"torch.tensor({values}, device=D).to(torch.{dtype}){shape}")
+        make(world, f"torch.tensor({values}, device=D).to(torch.{dtype}){shape}")
     for _ in range(d.int(1, 10)):
         a, b = d.pick(world.names), d.pick([*world.names, *_NUMBERS])
         if d.int(0, 5) == 0:
@@ -178,7 +148,7 @@ def dtypes(world: World, data: st.DataObject) -> None:
             if not overlaps_itself(world[a]):
                 world.run(d.pick(_INPLACE).format(a=a, b=b))
         else:
-            _make(world, d.pick(_BINARY).format(a=a, b=b))
+            make(world, d.pick(_BINARY).format(a=a, b=b))
     world.check_all()
 
 
@@ -260,7 +230,7 @@ def autograd(world: World, data: st.DataObject) -> None:
     for _ in range(d.int(2, 10)):
         kind, a, b = d.int(0, 9), d.pick(values), d.pick(values)
         if kind <= 5:
-            name = _make(world, d.pick(_SMOOTH).format(a=a, b=b))
+            name = make(world, d.pick(_SMOOTH).format(a=a, b=b))
             values += [name] if name and world[name].shape == (n, n) else []
         elif kind == 6:
             world.run(
@@ -359,9 +329,9 @@ def functions(world: World, data: st.DataObject) -> None:
     world.run("import torch.func as tf")
     for _ in range(d.int(1, 4)):
         n, m = d.pick((1, 2, 3, 5)), d.pick((1, 2, 4))
-        x = _make(world, f"torch.linspace(-1, 2, {n * m}, device=D, dtype=torch.float64).reshape({n}, {m})")
+        x = make(world, f"torch.linspace(-1, 2, {n * m}, device=D, dtype=torch.float64).reshape({n}, {m})")
         world.run(f"f = {d.pick(_FUNCTIONS)}")
-        _make(
+        make(
             world,
             d.pick(
                 (
@@ -385,112 +355,6 @@ def functions(world: World, data: st.DataObject) -> None:
         )
         if d.int(0, 2) == 0:
             world.run("cut()")
-    world.check_all()
-
-
-# ---- training
-
-_NETS = (
-    "nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))",
-    "nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 2, bias=False))",
-    "nn.Sequential(nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), nn.GELU(), nn.Linear(6, 2))",
-    "nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 2, padding=1), nn.Flatten(), nn.Linear(27, 2))",
-    "nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1), nn.Linear(4, 2)).double()",
-)
-_OPTIMIZERS = (
-    "SGD(ps, lr=0.1)",
-    "SGD(ps, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)",
-    "SGD(ps, lr=0.1, momentum=0.9, dampening=0.1, maximize=True)",
-    "Adam(ps, lr=0.01)",
-    "Adam(ps, lr=0.01, amsgrad=True, weight_decay=0.1)",
-    "AdamW(ps, lr=0.01, foreach=True)",
-    "AdamW(ps, lr=0.01, foreach=False)",
-    "AdamW(ps, lr=0.01, fused=True)",
-    "RMSprop(ps, lr=0.01, momentum=0.5, centered=True)",
-    "Adagrad(ps, lr=0.01, lr_decay=0.1)",
-    "Adadelta(ps)",
-    "Adamax(ps, lr=0.01)",
-    "NAdam(ps, lr=0.01)",
-    "RAdam(ps, lr=0.01)",
-    "Rprop(ps, lr=0.01)",
-    "ASGD(ps, lr=0.01)",
-)
-
-
-def training(world: World, data: st.DataObject) -> None:
-    d = Drawn(data)
-    world.run("from torch import nn, optim")
-    torch_seed = d.int(0, 3)
-    world.run(f"torch.manual_seed({torch_seed})\nnet = {d.pick(_NETS)}.to(D)\nps = list(net.parameters())")
-    world.run(f"o = optim.{d.pick(_OPTIMIZERS)}")
-    if d.int(0, 2) == 0:
-        scheduler = d.pick(("StepLR(o, 2, 0.5)", "CosineAnnealingLR(o, 3)", "ExponentialLR(o, 0.5)"))
-        world.run(f"s = optim.lr_scheduler.{scheduler}")
-    world.run("losses = []")
-    before = d.pick(("", "\nnn.utils.clip_grad_norm_(ps, 0.5)", "\nnn.utils.clip_grad_value_(ps, 0.1)"))
-    zero = d.pick(("o.zero_grad()", "o.zero_grad(set_to_none=False)", "for p in ps: p.grad = None"))
-    read = d.pick(("", "\nlosses.append(round(loss.item(), 3))", "\nlosses.append(loss.detach())"))
-    early = d.pick(("", "\nloss.item()"))
-    for _ in range(d.int(1, 5)):
-        rows = d.pick((3, 3, 3, 4, 5))  # of two, BatchNorm makes the same, and gradients are rounding errors
-        kind = d.int(0, 7)
-        if kind == 0:
-            world.run(
-                d.pick(
-                    (
-                        "cut()",
-                        "state = o.state_dict()\no.load_state_dict(state)",
-                        "net.eval()",
-                        "net.train()",
-                        "ps[0].requires_grad_(False)",
-                        "ps[0].requires_grad_(True)",
-                    )
-                )
-            )
-        world.run(
-            f"x = torch.arange({rows} * 4.0).mul(1.7).sin().reshape({rows}, 4).to(D, next(net.parameters()).dtype)\n"
-            f"loss = net(x).square().mean(){early}\n{zero}\nloss.backward(){before}\no.step(){read}"
-        )
-        if "s" in world.cpu:
-            world.run("s.step()")
-    world.run("for k, v in net.state_dict().items(): globals()['v_' + k.replace('.', '_')] = v.detach().clone()")
-    world.names += [name for name in world.cpu if name.startswith("v_")]
-    world.check_all()
-
-
-_CAST = (
-    "{a} @ {b}",
-    "torch.nn.functional.linear({a}, p1)",
-    "({a} @ p1).relu()",
-    "{a} + {b}",
-    "{a}.float() * {b}",
-    "torch.bmm({a}[None], {b}[None])[0]",
-    "torch.matmul({a}, p0).float()",
-)
-
-
-def amp(world: World, data: st.DataObject) -> None:
-    """Autocast: dtypes must be those that it says; values are those of low precision."""
-    d = Drawn(data)
-    for k, shape in enumerate(((4, 4), (4, 4))):
-        world.run(
-            f"p{k} = (torch.arange(16, device=D, dtype=torch.float32).reshape({shape}) / 16 - {k}).requires_grad_()"
-        )
-    values = ["p0", "p1"]
-    world.run("A = lambda: torch.autocast(D, dtype=torch.bfloat16)")
-    for _ in range(d.int(1, 8)):
-        a, b = d.pick(values), d.pick(values)
-        inner = d.pick(_CAST).format(a=a, b=b)
-        name = world.fresh()
-        line = f"with A(): {name} = {inner}" if d.int(0, 3) else f"{name} = ({inner})"
-        if world.run(line, (name,)) and name in world.names:
-            values.append(name)
-        if d.int(0, 4) == 0:
-            world.run("cut()")
-    world.run(f"{values[-1]}.float().sum().backward()")
-    for k in range(2):
-        world.run(f"g{k} = p{k}.grad")
-        world.names += [f"g{k}"] if world.cpu.get(f"g{k}") is not None else []
     world.check_all()
 
 
@@ -614,7 +478,7 @@ def keys(world: World, data: st.DataObject) -> None:
     line, fillings = d.pick(_HOLES)
     after = d.pick(_AFTER)
     for filling in d.some(fillings, 2, 8):
-        name = _make(world, after.format(line.format(filling)))
+        name = make(world, after.format(line.format(filling)))
         if name is not None:
             world.run(f"s = torch.signbit({name}) if {name}.is_floating_point() else {name}")  # zeros have signs
             world.names.append("s")

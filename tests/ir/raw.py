@@ -111,51 +111,53 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         schema = func._schema
         name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
-        if any(ret.alias_info is not None and not ret.alias_info.is_write for ret in schema.returns):
-            return func(*args, **(kwargs or {}))  # a view
-        if torch.Tag.inplace_view in func.tags:
-            return func(*args, **(kwargs or {}))  # changes sizes and strides of a tensor, not what a storage holds
+        if _records_nothing(func, name):
+            return func(*args, **(kwargs or {}))
         described = operator(name)
-        if any(returned not in ("Tensor", "List[Tensor]") for returned in described.returns):
-            return func(*args, **(kwargs or {}))  # .item(), profiler's marks
         given = dict(zip((argument.name for argument in described.arguments), args, strict=False)) | (kwargs or {})
-        raw_args: list[Any] = []
-        for argument in described.arguments:
-            value = given.setdefault(argument.name, argument.default)
-            if argument.type == "Optional[Generator]":
-                self.seed += 1
-                given[argument.name] = torch.Generator().manual_seed(self.seed)
-                raw_args.append(self.number("seed", self.seed))
-            else:
-                raw_args.append(self.arg(value, argument.type))
+        raw_args = [self.argument(argument, given) for argument in described.arguments]
         seed = None
         if described.random and not any(arg[0] == "seed" for arg in raw_args):
             self.seed += 1
             seed = self.number("seed", self.seed)
-
         hidden = HIDDEN_WRITES.get(name) if given.get("training") and given.get("running_mean") is not None else None
-        written_args = operator(hidden).written if hidden else described.written
         written = [
             (self.storages[tensor.untyped_storage()._cdata], tensor)
-            for index in written_args
+            for index in (operator(hidden) if hidden else described).written
             for tensor in _tensors(given.get(described.arguments[index].name))
         ]
+        result = self.run(func, described, given, written, seeded=seed is not None)
+        parts = result if len(described.returns) > 1 else (result,)
+        self.note(name, raw_args, [parts[index] for index in described.fresh], written, seed)
+        return result
+
+    def argument(self, argument: Any, given: dict[str, Any]) -> tuple[Any, ...]:
+        """One argument as the graph has it; a generator is replaced by one with a seed of its own."""
+        value = given.setdefault(argument.name, argument.default)
+        if argument.type != "Optional[Generator]":
+            return self.arg(value, argument.type)
+        self.seed += 1
+        given[argument.name] = torch.Generator().manual_seed(self.seed)
+        return self.number("seed", self.seed)
+
+    def run(self, func: Any, described: Any, given: dict[str, Any], written: list[Any], *, seeded: bool) -> Any:
         positional = [given[argument.name] for argument in described.arguments if not argument.kwarg_only]
         keyword = {argument.name: given[argument.name] for argument in described.arguments if argument.kwarg_only}
         sizes_before = [tensor.shape for _, tensor in written]
-        with torch.random.fork_rng(devices=[], enabled=seed is not None):
-            if seed is not None:
+        with torch.random.fork_rng(devices=[], enabled=seeded):
+            if seeded:
                 torch.manual_seed(self.seed)
             result = func(*positional, **keyword)
         for (storage, tensor), sizes in zip(written, sizes_before, strict=True):
             if tensor.shape != sizes:  # an out= argument that was resized
                 storage.home = _home(tensor)
+        return result
 
+    def note(self, name: str, raw_args: list[Any], fresh: list[Any], written: list[Any], seed: Any) -> None:
+        """Add the node, with new values for its fresh results and for each storage that it wrote."""
         outputs: list[Any] = []
         values: list[Any] = []
-        parts = result if len(described.returns) > 1 else (result,)
-        for index in described.fresh:
-            part = parts[index]
+        for part in fresh:
             for tensor in part if isinstance(part, list | tuple) else [part]:
                 value = [-1]
                 values.append(value)
@@ -186,7 +188,6 @@ class Recorder(TorchDispatchMode):
                 "values": values,
             }
         )
-        return result
 
     def number(self, kind: str, value: Any) -> tuple[Any, ...]:
         self.numbers.append(value)
@@ -250,6 +251,15 @@ class Recorder(TorchDispatchMode):
 
     def results(self) -> list[torch.Tensor]:
         return [storage.content() for storage in self.outputs]
+
+
+def _records_nothing(func: Any, name: str) -> bool:
+    """A view, a change of sizes and strides but not of contents, or something that gives no tensor (`.item()`)."""
+    if any(returned.alias_info is not None and not returned.alias_info.is_write for returned in func._schema.returns):
+        return True
+    if torch.Tag.inplace_view in func.tags:
+        return True
+    return any(returned not in ("Tensor", "List[Tensor]") for returned in operator(name).returns)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -4,7 +4,6 @@ draw random numbers, raise, nest or use threads."""
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import ctypes
 import io
 import itertools
@@ -13,8 +12,6 @@ import threading
 import time
 import types
 import warnings
-import weakref
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -24,160 +21,12 @@ from torch import Tensor
 
 import tarry
 from tests.replay.corpus import CHANGE, STEPS, at, step, trained, values
+from tests.replay.corpus_counters import COUNTERS
 from tests.replay.hostile import Case, Make
 
 # ---- states that a step advances itself: seen by guards, or hidden
 
 PERIODS = (2, 3, 7, 50)
-
-
-def _counters() -> dict[str, Callable[[], Callable[[], int]]]:
-    """Ways to count calls."""
-
-    def attribute() -> Callable[[], int]:
-        state = types.SimpleNamespace(count=0)
-
-        def advance() -> int:
-            state.count += 1
-            return state.count
-
-        return advance
-
-    def cell() -> Callable[[], int]:
-        count = 0
-
-        def advance() -> int:
-            nonlocal count
-            count += 1
-            return count
-
-        return advance
-
-    def items() -> Callable[[], int]:
-        state = {"count": 0}
-
-        def advance() -> int:
-            state["count"] += 1
-            return state["count"]
-
-        return advance
-
-    def default() -> Callable[[], int]:
-        def advance(state: list[int] = [0]) -> int:  # noqa: B006
-            state[0] += 1
-            return state[0]
-
-        return advance
-
-    def class_attribute() -> Callable[[], int]:
-        class State:
-            count = 0
-
-        def advance() -> int:
-            State.count += 1
-            return State.count
-
-        return advance
-
-    def function_attribute() -> Callable[[], int]:
-        def advance() -> int:
-            advance.count += 1  # type: ignore[attr-defined]
-            return advance.count  # type: ignore[attr-defined,no-any-return]
-
-        advance.count = 0  # type: ignore[attr-defined]
-        return advance
-
-    def module_global() -> Callable[[], int]:
-        package = types.ModuleType("package")
-        exec("count = 0\ndef advance():\n    global count\n    count += 1\n    return count", package.__dict__)
-        return lambda: package.advance()  # type: ignore[no-any-return]
-
-    def growing_list() -> Callable[[], int]:
-        state: list[int] = []
-        return lambda: (state.append(0), len(state))[1]  # type: ignore[func-returns-value]
-
-    def rotating() -> Callable[[], int]:
-        state = deque(range(1, 211))
-        return lambda: (state.rotate(-1), state[-1])[1]  # type: ignore[func-returns-value]
-
-    def iterator() -> Callable[[], int]:
-        state = itertools.count(1)
-        return lambda: next(state)
-
-    def cycle() -> Callable[[], int]:
-        state = itertools.cycle(range(1, 211))
-        return lambda: next(state)
-
-    def generator() -> Callable[[], int]:
-        state = (k for k in range(1, 10**6))
-        return lambda: next(state)
-
-    def buffer() -> Callable[[], int]:
-        state = io.BytesIO(bytes(range(1, 250)))
-        return lambda: state.read(1)[0]
-
-    def array() -> Callable[[], int]:
-        state = numpy.zeros(1, dtype=int)
-
-        def advance() -> int:
-            state[0] += 1
-            return int(state[0])
-
-        return advance
-
-    def number_of_c() -> Callable[[], int]:
-        state = ctypes.c_int(0)
-
-        def advance() -> int:
-            state.value += 1
-            return state.value
-
-        return advance
-
-    def local() -> Callable[[], int]:
-        state = threading.local()
-
-        def advance() -> int:
-            state.count = getattr(state, "count", 0) + 1
-            return state.count  # type: ignore[no-any-return]
-
-        return advance
-
-    def context() -> Callable[[], int]:
-        state = contextvars.ContextVar("count", default=0)
-
-        def advance() -> int:
-            state.set(state.get() + 1)
-            return state.get()
-
-        return advance
-
-    def weak() -> Callable[[], int]:
-        class State:
-            count = 0
-
-        kept = State()
-        state = weakref.ref(kept)
-
-        def advance() -> int:
-            found: Any = state()
-            found.count += 1
-            return found.count + 0 * len([kept])  # type: ignore[no-any-return]
-
-        return advance
-
-    def host_tensor() -> Callable[[], int]:
-        state = torch.zeros((), dtype=torch.long)
-        return lambda: int(state.add_(1))
-
-    def random_state() -> Callable[[], int]:
-        state = random.Random(0)
-        return lambda: state.randrange(1000)
-
-    return {name: made for name, made in locals().items() if callable(made)}
-
-
-COUNTERS = _counters()
 
 
 def _counting(counter: Callable[[], Callable[[], int]], period: int) -> Make:

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 import tarry
-from tests.replay.hostile import EFFECTS, OWN, SEEN, Case, Make, in_place, seen, with_effect
+from tests.replay.hostile import EFFECTS, SEEN, Case, Make, in_place, seen, with_effect
+from tests.replay.hostile_own import OWN
 from tests.replay.hostile_places import PLACES
 from tests.support import tarry_only
 

@@ -6,6 +6,7 @@ must go on.
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import signal
 import time
@@ -85,6 +86,15 @@ def _answer(worker: _Worker) -> tuple[str, Any]:
     return answer
 
 
+def _start(setup: Callable[..., None], setup_args: tuple[Any, ...], work: Callable[[str], Any]) -> _Worker:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, setup, setup_args, work), daemon=True)
+    process.start()
+    theirs.close()
+    return _Worker(process, ours)
+
+
 def run_pool(
     tasks: Iterable[str],
     work: Callable[[str], Any],
@@ -99,15 +109,8 @@ def run_pool(
     A child that dies or passes ``timeout`` seconds on a task is replaced, and its task is reported as a crash. Setting
     up is not timed (it may build native code), and a child that cannot be set up ends the run: every task would fail.
     """
-    context = multiprocessing.get_context("spawn")
     queue = list(tasks)[::-1]
-
-    def start() -> _Worker:
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, setup, setup_args, work), daemon=True)
-        process.start()
-        theirs.close()
-        return _Worker(process, ours)
+    start = functools.partial(_start, setup, setup_args, work)
 
     def give(worker: _Worker) -> None:
         worker.task = queue.pop() if queue else None

@@ -369,12 +369,15 @@ void add(MetaKernels& kernels) {
 // An operator as at::_ops calls it, and its kernel.
 #define TARRY_META(op, kernel) add<at::_ops::op, static_cast<at::_ops::op::schema*>(&at::meta::kernel)>(kernels)
 #define TARRY_SAME(name) TARRY_META(name, name)
+// An operator and its in-place form.
+#define TARRY_UNARY(name) \
+  TARRY_SAME(name);       \
+  TARRY_SAME(name##_)
 #define TARRY_BINARY(name) TARRY_META(name##_Tensor, name)
 #define TARRY_COMPARISON(name)     \
   TARRY_META(name##_Tensor, name); \
   TARRY_META(name##_Scalar, name)
 
-// Those whose kernels in Python take 30 us and more.
 void add_pointwise(MetaKernels& kernels) {
   TARRY_BINARY(add);
   TARRY_BINARY(sub);
@@ -390,29 +393,29 @@ void add_pointwise(MetaKernels& kernels) {
   TARRY_COMPARISON(le);
   TARRY_COMPARISON(gt);
   TARRY_COMPARISON(ge);
-  TARRY_SAME(neg);
-  TARRY_SAME(reciprocal);
-  TARRY_SAME(sqrt);
-  TARRY_SAME(rsqrt);
-  TARRY_SAME(exp);
-  TARRY_SAME(log);
-  TARRY_SAME(sin);
-  TARRY_SAME(cos);
-  TARRY_SAME(erf);
-  TARRY_SAME(tanh);
-  TARRY_SAME(gelu);
-  TARRY_SAME(floor);
-  TARRY_SAME(bitwise_not);
+  TARRY_UNARY(neg);
+  TARRY_UNARY(reciprocal);
+  TARRY_UNARY(sqrt);
+  TARRY_UNARY(rsqrt);
+  TARRY_UNARY(exp);
+  TARRY_UNARY(log);
+  TARRY_UNARY(sin);
+  TARRY_UNARY(cos);
+  TARRY_UNARY(erf);
+  TARRY_UNARY(tanh);
+  TARRY_UNARY(gelu);
+  TARRY_UNARY(floor);
+  TARRY_UNARY(bitwise_not);
   TARRY_SAME(leaky_relu);
   TARRY_SAME(elu);
   TARRY_SAME(softplus);
   TARRY_SAME(maximum);
   TARRY_SAME(minimum);
-  TARRY_SAME(addcmul);
-  TARRY_SAME(addcdiv);
-  TARRY_SAME(clamp);
-  TARRY_SAME(clamp_min);
-  TARRY_SAME(clamp_max);
+  TARRY_UNARY(addcmul);
+  TARRY_UNARY(addcdiv);
+  TARRY_UNARY(clamp);
+  TARRY_UNARY(clamp_min);
+  TARRY_UNARY(clamp_max);
   TARRY_SAME(tanh_backward);
   TARRY_SAME(sigmoid_backward);
   TARRY_SAME(gelu_backward);
@@ -435,6 +438,11 @@ MetaKernels all_meta_kernels() {
   TARRY_SAME(_log_softmax_backward_data);
   TARRY_SAME(all);
   TARRY_SAME(any);
+  TARRY_META(sum_dim_IntList, sum);
+  TARRY_SAME(amax);
+  TARRY_SAME(amin);
+  TARRY_META(max_dim, max);
+  TARRY_META(min_dim, min);
   TARRY_SAME(cumsum);
   TARRY_SAME(linalg_vector_norm);
   TARRY_META(mean_dim, mean);

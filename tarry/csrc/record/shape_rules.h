@@ -1,5 +1,5 @@
 // Fast shape rules for the commonest operators: too much for a program in which every call has new shapes, such as generation with
-// a growing cache, are both the 8 to 20 us of a call on stand-ins (shapes.cpp) and the 30 to 700 us of PyTorch's meta kernels in
+// a growing cache, are both the 8 to 20 us of a call on stand-ins (shapes.cpp) and the 10 to 700 us of PyTorch's meta kernels in
 // Python, which stand in front of the C++ ones in the dispatcher.
 #pragma once
 
