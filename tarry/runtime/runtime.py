@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from tarry import events
+from tarry import events, places
 from tarry.backends import registry
 from tarry.backends.base import Backend, Batch, Policy, Recording
 from tarry.config import COMPILE_POLICIES, config
@@ -284,7 +284,8 @@ class Runtime:
             self._in_flight = False
             if collects:
                 gc.enable()
-        events.emit("sync", reason=reason, operations=operations, seconds=perf_counter() - start)
+        seconds = perf_counter() - start
+        events.emit("sync", reason=reason, operations=operations, seconds=seconds, **places.of_caller())
 
     def _compute(self, backend: Backend, batch: Batch) -> None:
         try:
@@ -370,15 +371,18 @@ class Runtime:
         """The real tensor for one that stands in for data of the backend's own."""
         return read_stand_in(stand_in)
 
-    def on_fallback(self, op: str, reason: str, file: str, line: int) -> None:
-        """An operator is about to run eagerly."""
+    def on_fallback(self, op: str, reason: str, file: str, line: int, seconds: float) -> None:
+        """An operator is about to run eagerly (`seconds` is negative then), or has."""
+        if seconds >= 0:
+            place = {"file": file, "line": line} | places.of_caller()
+            events.emit("fallback", op=op, reason=reason, **place, seconds=seconds)
+            return
         where = f"{file}:{line}" if file else "an unknown line"
         if config.fallback == "error":
             raise FallbackError(
                 f"{op} has to run eagerly because {reason} (at {where}), and tarry.config.fallback is 'error'. "
                 f"Avoid it there, or set tarry.config.fallback = 'allow'."
             )
-        events.emit("fallback", op=op, reason=reason, file=file, line=line)
 
 
 def _in_mid_step() -> TarryError:

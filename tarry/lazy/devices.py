@@ -1,0 +1,54 @@
+"""Which device takes the place of which, and in whose calls."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+Source = Literal["cuda", "cpu"]
+SOURCES = ("cuda", "cpu")
+
+# Who means the real device when it names one: compilers, backends, and what torch does for itself.
+_THEMSELVES = ("torch._", "torch.utils._", "torch.fx", "torch.cuda", "torch.testing", "triton", "tarry.")
+# Who makes tensors for the program, of all that is part of torch. The rest (samplers, an optimizer's step counts) makes
+# its own, which are on the host whatever the device is.
+_FOR_THE_PROGRAM = ("torch.nn", "torch.distributions")
+
+
+@dataclass(frozen=True)
+class Devices:
+    """`target` takes the place of `source`. Both are kinds of devices; an index goes with the name."""
+
+    source: Source
+    target: str = "tarry"
+
+    def replace(self, given: Any) -> Any:
+        """The device that takes the place of one given as a string or a `torch.device`; else what was given."""
+        if isinstance(given, str):
+            kind, colon, index = given.partition(":")
+            return given if kind != self.source else self.target + (colon + index if self.target != "cpu" else "")
+        if isinstance(given, torch.device) and given.type == self.source:
+            return torch.device(self.target) if self.target == "cpu" else torch.device(self.target, given.index)
+        return given
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the device is meant by calls that name none."""
+        return self.source == "cpu"
+
+
+def is_left_alone(depth: int = 2) -> bool:
+    """Whether the function that called the caller (one further up for each `depth`) means the real device."""
+    name = sys._getframe(depth).f_globals.get("__name__", "")
+    return name.startswith(_THEMSELVES) if isinstance(name, str) else False
+
+
+def is_for_itself(depth: int = 2) -> bool:
+    """As `is_left_alone`, of a call that makes a tensor and names no device."""
+    name = str(sys._getframe(depth).f_globals.get("__name__", ""))
+    if name.startswith("torch.") and not name.startswith(_FOR_THE_PROGRAM):
+        return True
+    return name.startswith(_THEMSELVES)
