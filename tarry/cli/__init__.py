@@ -1,4 +1,4 @@
-"""The `tarry` command: `demo`, `doctor`, `bench`.
+"""The `tarry` command: `run`, `demo`, `doctor`, `bench`.
 
 This module parses arguments and nothing more: each command lives in a module of its own that is imported when it
 runs, so that `--help` answers at once and does not need torch.
@@ -9,11 +9,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0 if all is well, 1 if not, 2 for wrong arguments."""
     options, rest = _parser().parse_known_args(argv)
+    if options.command == "run" and not (options.script or options.module):
+        _parser().error("run: give a script, or -m and a module")
     if rest and options.command != "bench":
         _parser().error(f"unrecognized arguments: {' '.join(rest)}")
     try:
@@ -32,6 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace, rest: list[str]) -> int:
     match options.command:
+        case "run":
+            from tarry.cli.run import run
+
+            return run(options)
         case "demo":
             from tarry.cli.demo import demo
 
@@ -69,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"tarry {_version()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
+    _add_run(commands)
     demo = commands.add_parser(
         "demo",
         help="train a small language model in eager PyTorch and on tarry, and compare",
@@ -105,6 +113,47 @@ def _parser() -> argparse.ArgumentParser:
         help="which benchmark (default: all)",
     )
     return parser
+
+
+def _add_run(commands: Any) -> None:
+    run = commands.add_parser(
+        "run",
+        help="run a script that was written for cuda or the CPU, as it is",
+        description='Runs a script that was written for "cuda" or for the CPU on tarry, without a change to it: what '
+        "it puts on that device is recorded and compiled a step at a time. Options of tarry come before the script, "
+        "those of the script behind it. A summary follows on stderr: steps, compiles, what was waited for, and what to "
+        "do about it. The exit status is the script's.",
+        usage="tarry run [options] script.py ... | tarry run [options] -m module ...",
+    )
+    run.add_argument(
+        "--from",
+        dest="source",
+        choices=("auto", "cuda", "cpu"),
+        default="auto",
+        help='the device that the script was written for: "cuda"; or "cpu", also if it names none; auto (the default): '
+        '"cuda" if its text has the word',
+    )
+    run.add_argument("--backend", metavar="NAME", help="what compiles the steps (default: the best that works here)")
+    run.add_argument(
+        "--device",
+        help="the real device: cpu, cuda, cuda:1 (default: cuda, if it is there and the script was written for it)",
+    )
+    run.add_argument(
+        "--compile",
+        choices=("wait", "background", "never"),
+        help="what a step does that is not compiled yet (default: what the backend prefers)",
+    )
+    run.add_argument(
+        "--compare-eager",
+        type=_positive,
+        metavar="N",
+        help="first run the script in eager PyTorch, in a process of its own, up to its N-th optimizer.step(), and "
+        "compare losses and times. What it writes by then, it writes twice; seeds are set for both",
+    )
+    run.add_argument("--quiet", action="store_true", help="no summary, and no progress of compiles")
+    run.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="a module, as python -m")
+    run.add_argument("script", nargs="?", help="the script")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
 
 
 def _version() -> str:

@@ -40,15 +40,9 @@ class Devices:
         return self.source == "cpu"
 
 
-def is_left_alone(depth: int = 2) -> bool:
-    """Whether the function that called the caller (one further up for each `depth`) means the real device."""
-    name = sys._getframe(depth).f_globals.get("__name__", "")
-    return name.startswith(_THEMSELVES) if isinstance(name, str) else False
-
-
-def is_for_itself(depth: int = 2) -> bool:
-    """As `is_left_alone`, of a call that makes a tensor and names no device."""
+def is_left_alone(devices: Devices, depth: int = 2) -> bool:
+    """Whether the caller of the function that asks (one further up for each `depth`) means the real device."""
     name = str(sys._getframe(depth).f_globals.get("__name__", ""))
-    if name.startswith("torch.") and not name.startswith(_FOR_THE_PROGRAM):
+    if devices.is_default and name.startswith("torch.") and not name.startswith(_FOR_THE_PROGRAM):
         return True
     return name.startswith(_THEMSELVES)

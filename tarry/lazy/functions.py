@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from tarry.errors import TarryError
-from tarry.lazy.devices import Devices, is_for_itself, is_left_alone
+from tarry.lazy.devices import Devices, is_left_alone
+from tarry.native import C
 
 Function = Callable[..., Any]
 
@@ -21,7 +22,7 @@ def factory(original: Function, devices: Devices) -> Function:
     @functools.wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
-        if device is not None and not is_left_alone():
+        if device is not None and not is_left_alone(devices):
             kwargs["device"] = devices.replace(device)
         return original(*args, **kwargs)
 
@@ -36,9 +37,11 @@ def default_factory(original: Function, devices: Devices) -> Function:
     def make(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
         if device is not None:
-            if not is_left_alone():
+            if not is_left_alone(devices):
                 kwargs["device"] = devices.replace(device)
-        elif not (is_for_itself() or kwargs.get("out") is not None or kwargs.get("pin_memory") or _is_elsewhere()) and (
+        elif not (
+            is_left_alone(devices) or kwargs.get("out") is not None or kwargs.get("pin_memory") or _is_elsewhere()
+        ) and (
             # What shares memory with an array goes on doing so; operators take a copy of it.
             not shares or (args and isinstance(args[0], list | tuple | int | float))
         ):
@@ -62,7 +65,7 @@ def device_argument(original: Function, devices: Devices) -> Function:
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not is_left_alone() or _is_amp(2):
+        if not is_left_alone(devices) or _is_amp(2):
             if len(args) > at:
                 args = (*args[:at], devices.replace(args[at]), *args[at + 1 :])
             for name in names:
@@ -135,9 +138,9 @@ def moving_method(original: Function, devices: Devices) -> Function:
     @functools.wraps(original)
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         if args and isinstance(args[0], str | torch.device):
-            if not is_left_alone():
+            if not is_left_alone(devices):
                 args = (devices.replace(args[0]), *args[1:])
-        elif "device" in kwargs and not is_left_alone():
+        elif "device" in kwargs and not is_left_alone(devices):
             kwargs["device"] = devices.replace(kwargs["device"])
         return original(self, *args, **kwargs)
 
@@ -149,7 +152,7 @@ def cuda_method(original: Function, devices: Devices) -> Function:
 
     @functools.wraps(original)
     def cuda(self: Any, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
-        if is_left_alone():
+        if is_left_alone(devices):
             return original(self, device, non_blocking, **kwargs)
         index = device if isinstance(device, int) else torch.device("cuda" if device is None else device).index
         target = devices.replace(torch.device("cuda", index))
@@ -199,7 +202,7 @@ def legacy_class(name: str) -> Callable[[Any, Devices], type]:
 
 def generator_class(original: Any, devices: Devices) -> type:
     """`torch.Generator(device)`. Where random numbers are drawn on the host, so are those of a generator."""
-    on_host = torch.device(torch.tarry._native.real_device(0)).type == "cpu"  # type: ignore[attr-defined]
+    on_host = torch.device(C.real_device(0)).type == "cpu"
 
     class Meta(type):
         def __instancecheck__(cls, instance: Any) -> bool:
@@ -209,7 +212,7 @@ def generator_class(original: Any, devices: Devices) -> type:
             return issubclass(other, original)
 
         def __call__(cls, device: Any = "cpu") -> Any:
-            chosen = devices.replace(device) if not is_left_alone() else device
+            chosen = devices.replace(device) if not is_left_alone(devices) else device
             if on_host and torch.device(chosen).type == "tarry":
                 chosen = "cpu"
             return original(device=chosen)
@@ -217,12 +220,27 @@ def generator_class(original: Any, devices: Devices) -> type:
     return Meta("Generator", (), {"__module__": "torch", "__doc__": original.__doc__})
 
 
+def host_dropout(original: Function, devices: Devices) -> Function:
+    """`F.dropout`, with the numbers that it has on a CPU: the mask is rounded to the input's dtype there. The recorded
+    operator, `native_dropout`, computes as CUDA does."""
+    if devices.target != "tarry" or torch.device(C.real_device(0)).type != "cpu":
+        return original
+
+    @functools.wraps(original)
+    def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002
+        if not training or inplace or not 0 < p < 1 or type(input) is not torch.Tensor or input.device.type != "tarry":
+            return original(input, p, training, inplace)
+        return input * torch.empty_like(input).bernoulli_(1 - p).div_(1 - p)
+
+    return dropout
+
+
 def unchanged(original: Function, devices: Devices) -> Function:
     """`torch.compile(f, ...)`: tarry compiles the steps, so there is nothing left for it to do."""
 
     @functools.wraps(original)
     def compile_(model: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if is_left_alone():
+        if is_left_alone(devices):
             return original(model, *args, **kwargs)
         return (lambda function: function) if model is None else model
 
@@ -256,13 +274,13 @@ def refused(name: str, remedy: str) -> Callable[[Any, Devices], Any]:
         message = f"{name} cannot run on tarry: {remedy}"
 
         def refuse(*args: Any, **kwargs: Any) -> Any:
-            if is_left_alone():
+            if is_left_alone(devices):
                 return original(*args, **kwargs)
             raise TarryError(message)
 
         class Refusing(type):
             def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-                if is_left_alone():
+                if is_left_alone(devices):
                     return original(*args, **kwargs)
                 raise TarryError(message)
 
@@ -291,7 +309,7 @@ def device_function(name: str) -> Callable[[Any, Devices], Any]:
         tarry_devices = Devices("cuda")
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if is_left_alone():
+            if is_left_alone(devices):
                 return original(*args, **kwargs)
             args = tuple(map(tarry_devices.replace, args))
             return ours(*args, **{key: tarry_devices.replace(value) for key, value in kwargs.items()})
@@ -305,7 +323,7 @@ def device_function(name: str) -> Callable[[Any, Devices], Any]:
                 return isinstance(instance, (kind, original))
 
             def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-                if is_left_alone():
+                if is_left_alone(devices):
                     return original(*args, **kwargs)
                 args = tuple(map(tarry_devices.replace, args))
                 return ours(*args, **{key: tarry_devices.replace(value) for key, value in kwargs.items()})
@@ -321,7 +339,7 @@ def constant(value: Any) -> Callable[[Any, Devices], Any]:
     def make(original: Function, devices: Devices) -> Function:
         @functools.wraps(original)
         def answer(*args: Any, **kwargs: Any) -> Any:
-            return original(*args, **kwargs) if is_left_alone() else value
+            return original(*args, **kwargs) if is_left_alone(devices) else value
 
         return answer
 

@@ -35,7 +35,7 @@ def stays(original: Function, devices: Devices) -> Function:
 
     @functools.wraps(original)
     def cpu(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return original(self, *args, **kwargs) if is_left_alone() or self.device.type != devices.target else self
+        return original(self, *args, **kwargs) if is_left_alone(devices) or self.device.type != devices.target else self
 
     return cpu
 

@@ -68,6 +68,7 @@ _NAMED = (
         f.device_argument,
     ),
     Entry("torch", ("get_device_module",), f.device_argument),
+    Entry("torch.nn.functional", ("dropout",), f.host_dropout),
     Entry("torch", ("compile",), f.unchanged),
     Entry("torch.nn.Module", ("compile",), f.module_compile),
 )

@@ -160,6 +160,7 @@ class Engine:
             operations=batch.num_operations,
             seconds=perf_counter() - start,
             reason="",
+            **places.of_caller(),
         )
         if family is None:
             return self._entries.add(batch, GraphEntry(State.READY, step, prepared=True))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -32,6 +33,8 @@ from tarry.runtime.closures import StepClosures
 from tarry.runtime.data import evacuate, ordinal_of, read_stand_in
 from tarry.runtime.dispatch import PlainDispatch, is_compiling, profiled, refuse_while_compiling
 from tarry.runtime.engine import Engine
+from tarry.runtime.graphs import save
+from tarry.tracebacks import leave
 
 _log = logging.getLogger("tarry")
 
@@ -212,6 +215,8 @@ class Runtime:
                     if batch is not None:
                         if self.observer is not None:
                             self.observer(batch)
+                        if config.save_graphs is not None:
+                            save(batch, reason, config.save_graphs)
                         batch.unawaited = not awaited
                         self._serve(backend, batch, reason)
             C.raise_owed()
@@ -358,7 +363,11 @@ class Runtime:
         """A value is needed, or enough is pending (called from any thread, with the GIL)."""
         if not awaited and self._is_inside_step():
             return  # what a step or a compiler records itself is not much
-        self.sync(reason, device, awaited=awaited)
+        handled = sys.exc_info()[1]
+        try:
+            self.sync(reason, device, awaited=awaited)
+        except Exception as error:
+            raise leave(error, handled)  # noqa: B904 - it is the same error
 
     def _is_inside_step(self) -> bool:
         """Whether this thread computes or compiles a step; if another does, wait for it."""
