@@ -37,6 +37,20 @@ _runtime = Runtime()
 _log = logging.getLogger("tarry")
 
 
+def _boundary(function: Callable[P, T]) -> Callable[P, T]:
+    """A function at which errors leave tarry for the program."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        handled = sys.exc_info()[1]
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            raise leave(error, handled)  # noqa: B904 - it is the same error
+
+    return call
+
+
 def set_backend(
     backend: str | Backend | Callable[..., Any] | None,
     device: str | None = None,
@@ -63,6 +77,7 @@ def register_backend(name: str, factory: Callable[..., Backend]) -> None:
     registry.register(name, factory)
 
 
+@_boundary
 def mark_step(wait: bool = False) -> None:
     """End the step here: compute everything that is pending. `optimizer.step()` does so by itself."""
     _runtime.sync_all("mark_step", awaited=wait)
@@ -70,11 +85,13 @@ def mark_step(wait: bool = False) -> None:
         _runtime.wait()
 
 
+@_boundary
 def sync(*tensors: torch.Tensor) -> None:
     """Have these tensors computed (and with them all that is pending); without arguments, all that is pending."""
     _runtime.materialise(tensors)
 
 
+@_boundary
 def wait() -> None:
     """Wait for what is in flight, and for step closures."""
     _runtime.wait()
@@ -198,20 +215,14 @@ def _overloads(names: frozenset[str]) -> list[str]:
 class _Steps:
     """What happens around `optimizer.step()`: see device/optimizer.py."""
 
+    @_boundary
     def cut(self) -> None:
-        handled = sys.exc_info()[1]
-        try:
-            if config.cut_after_optimizer and not is_inside():
-                _runtime.sync_all("optimizer.step", awaited=False)
-        except Exception as error:
-            raise leave(error, handled)  # noqa: B904 - it is the same error
+        if config.cut_after_optimizer and not is_inside():
+            _runtime.sync_all("optimizer.step", awaited=False)
 
+    @_boundary
     def finish(self) -> None:
-        handled = sys.exc_info()[1]
-        try:
-            _runtime.finish_all()
-        except Exception as error:
-            raise leave(error, handled)  # noqa: B904 - likewise
+        _runtime.finish_all()
 
     def lane(self) -> int:
         return C.current_lane()
@@ -226,6 +237,7 @@ class _Steps:
         return all(C.epochs(index)[1] > epoch for index, epoch in enumerate(epochs))
 
 
+@_boundary
 def _synchronize() -> None:
     _runtime.sync_all("synchronize")
     _runtime.wait()
@@ -253,7 +265,7 @@ def _at_exit() -> None:
         time.sleep(0.01)
     if not C.is_used() and _is_program():
         _log.warning("tarry: nothing was recorded: no tensor was put on device 'tarry'. See docs/run.md: tarry run")
-    _runtime.close()
+    _boundary(_runtime.close)()
 
 
 def _is_program() -> bool:

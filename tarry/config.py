@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import Any, Generic, Literal, NoReturn, TypeVar, overload
 
 Fallback = Literal["allow", "error"]
 Compile = Literal["wait", "background", "never"]
@@ -204,10 +204,13 @@ class Config:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_") and not hasattr(type(self), name):
-            close = difflib.get_close_matches(name, [known for known, _ in _settings()], 1)
-            hint = f"; do you mean {close[0]!r}?" if close else "; print(tarry.config) shows all"
-            raise AttributeError(f"tarry.config has no setting {name!r}{hint}")
+            self.__getattr__(name)
         super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        close = difflib.get_close_matches(name, [known for known, _ in _settings()], 1)
+        hint = f"; do you mean {close[0]!r}?" if close else "; print(tarry.config) shows all"
+        raise AttributeError(f"tarry.config has no setting {name!r}{hint}")
 
     def __repr__(self) -> str:
         names = [*(name for name, _ in _settings()), "kept_memory", "cache_dir"]

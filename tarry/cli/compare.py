@@ -157,7 +157,7 @@ def main(arguments: list[str]) -> int:
         from tarry.lazy.mode import replacing
 
         replacing(Devices("cuda", "cpu")).__enter__()
-    return run_script(Script(name, is_module, tuple(rest)), write)
+    return run_script(Script(name, is_module, tuple(rest)), lambda: None, write)
 
 
 if __name__ == "__main__":

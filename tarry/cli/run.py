@@ -76,4 +76,4 @@ def run(options: argparse.Namespace) -> int:
             console.print(f"tarry run: {verdict(eager, losses)}", soft_wrap=True)
 
     # Nothing is taken back: threads and functions that run at exit go on as they began.
-    return run_script(script, finish)
+    return run_script(script, lambda: tarry.wait() if watch.syncs else None, finish)

@@ -90,45 +90,54 @@ def _spec(name: str) -> importlib.machinery.ModuleSpec:
     return spec
 
 
-def run(script: Script, finish: Callable[[], None]) -> int:
-    """Run a script to its end; `finish()` is called then, whatever the end was. The exit status, or SystemExit."""
+def run(script: Script, settle: Callable[[], None], finish: Callable[[], None]) -> int:
+    """Run a script to its end; the exit status, or SystemExit. `settle()` is the last thing that may fail in its name;
+    `finish()` is called then, whatever the end was."""
     hook, thread_hook = sys.excepthook, threading.excepthook
-    sys.excepthook = lambda kind, error, _: _print(hook, error)
-    threading.excepthook = lambda args: thread_hook(_trimmed(args))
-    status = 0
+    sys.excepthook = lambda kind, error, _: hook(kind, shown := _trimmed(error), shown.__traceback__)
+    threading.excepthook = lambda args: thread_hook(_trimmed_arguments(args))
     try:
         code, main = script.load()
-        exec(code, main.__dict__)
     except NoScriptError as error:
         print(f"{sys.executable}: {error}", file=sys.stderr)
-        return 2 if not script.is_module else 1
+        return 1 if script.is_module else 2
+    except SyntaxError as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    try:
+        exec(code, main.__dict__)
+        _join_threads()
+        settle()
     except SystemExit:
+        _join_threads()
         raise
     except BaseException as error:
-        without_ours(error, _is_hidden)
         sys.excepthook(type(error), error, error.__traceback__)
-        status = 130 if isinstance(error, KeyboardInterrupt) else 1
+        _join_threads()
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
     finally:
-        for thread in threading.enumerate():
-            if thread is not threading.current_thread() and not thread.daemon:
-                thread.join()
         finish()
-    return status
+    return 0
+
+
+def _join_threads() -> None:
+    """Python ends when all threads have that are not daemons."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
 
 
 def _is_hidden(file: str) -> bool:
     return is_ours(file) or file.startswith("<frozen") or file.endswith("tarry_command.py")
 
 
-def _print(hook: Callable[..., object], error: BaseException) -> None:
-    without_ours(error, _is_hidden)
-    hook(type(error), error, error.__traceback__)
+def _trimmed(error: BaseException) -> BaseException:
+    return without_ours(error, _is_hidden)
 
 
-def _trimmed(args: threading.ExceptHookArgs) -> threading.ExceptHookArgs:
+def _trimmed_arguments(args: threading.ExceptHookArgs) -> threading.ExceptHookArgs:
     error = args.exc_value
     if error is None:
         return args
-    without_ours(error, _is_hidden)
-    fields: Sequence[object] = (args.exc_type, error, error.__traceback__, args.thread)
+    fields: Sequence[object] = (args.exc_type, _trimmed(error), error.__traceback__, args.thread)
     return threading.ExceptHookArgs(fields)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -24,6 +25,11 @@ class Devices:
 
     source: Source
     target: str = "tarry"
+    is_default: bool = field(init=False)
+    """Whether the device is meant by calls that name none."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_default", self.source == "cpu")
 
     def replace(self, given: Any) -> Any:
         """The device that takes the place of one given as a string or a `torch.device`; else what was given."""
@@ -34,15 +40,15 @@ class Devices:
             return torch.device(self.target) if self.target == "cpu" else torch.device(self.target, given.index)
         return given
 
-    @property
-    def is_default(self) -> bool:
-        """Whether the device is meant by calls that name none."""
-        return self.source == "cpu"
-
 
 def is_left_alone(devices: Devices, depth: int = 2) -> bool:
     """Whether the caller of the function that asks (one further up for each `depth`) means the real device."""
-    name = str(sys._getframe(depth).f_globals.get("__name__", ""))
-    if devices.is_default and name.startswith("torch.") and not name.startswith(_FOR_THE_PROGRAM):
+    return _means_real_device(sys._getframe(depth).f_globals.get("__name__", ""), devices.is_default)
+
+
+@functools.cache
+def _means_real_device(module: object, by_default: bool) -> bool:
+    name = str(module)
+    if by_default and f"{name}.".startswith("torch.") and not name.startswith(_FOR_THE_PROGRAM):
         return True
     return name.startswith(_THEMSELVES)

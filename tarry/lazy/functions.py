@@ -14,6 +14,8 @@ from tarry.lazy.devices import Devices, is_left_alone
 from tarry.native import C
 
 Function = Callable[..., Any]
+_NAMES = (str, torch.device)
+_NUMBERS = (list, tuple, int, float)  # what a tensor is made of, other than an array
 
 
 def factory(original: Function, devices: Devices) -> Function:
@@ -43,7 +45,7 @@ def default_factory(original: Function, devices: Devices) -> Function:
             is_left_alone(devices) or kwargs.get("out") is not None or kwargs.get("pin_memory") or _is_elsewhere()
         ) and (
             # What shares memory with an array goes on doing so; operators take a copy of it.
-            not shares or (args and isinstance(args[0], list | tuple | int | float))
+            not shares or (args and isinstance(args[0], _NUMBERS))
         ):
             kwargs["device"] = devices.target
         return original(*args, **kwargs)
@@ -137,7 +139,7 @@ def moving_method(original: Function, devices: Devices) -> Function:
 
     @functools.wraps(original)
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if args and isinstance(args[0], str | torch.device):
+        if args and isinstance(args[0], _NAMES):
             if not is_left_alone(devices):
                 args = (devices.replace(args[0]), *args[1:])
         elif "device" in kwargs and not is_left_alone(devices):
