@@ -78,10 +78,10 @@ def test_what_the_program_handles_is_still_said(device: str) -> None:
     value = _failing(device).sum()
     try:
         {}["mine"]
-    except KeyError as mine:
+    except KeyError:
         with pytest.raises(IndexError) as caught:
             value.item()
-        assert caught.value.__context__ is mine
+    assert isinstance(caught.value.__context__, KeyError)
 
 
 def test_all_frames_on_request(device: str) -> None:

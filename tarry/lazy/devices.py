@@ -17,6 +17,7 @@ _THEMSELVES = ("torch._", "torch.utils._", "torch.fx", "torch.cuda", "torch.test
 # Who makes tensors for the program, of all that is part of torch. The rest (samplers, an optimizer's step counts) makes
 # its own, which are on the host whatever the device is.
 _FOR_THE_PROGRAM = ("torch.nn", "torch.distributions")
+_NAMES_FOR_THE_PROGRAM = "torch.cuda.amp"  # its classes name the device for the program
 
 
 @dataclass(frozen=True)
@@ -51,4 +52,4 @@ def _means_real_device(module: object, by_default: bool) -> bool:
     name = str(module)
     if by_default and f"{name}.".startswith("torch.") and not name.startswith(_FOR_THE_PROGRAM):
         return True
-    return name.startswith(_THEMSELVES)
+    return name.startswith(_THEMSELVES) and not name.startswith(_NAMES_FOR_THE_PROGRAM)

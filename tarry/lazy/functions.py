@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from tarry.errors import TarryError
 from tarry.lazy.devices import Devices, is_left_alone
+from tarry.lazy.event import Event
 from tarry.native import C
 
 Function = Callable[..., Any]
@@ -67,7 +68,7 @@ def device_argument(original: Function, devices: Devices) -> Function:
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not is_left_alone(devices) or _is_amp(2):
+        if not is_left_alone(devices):
             if len(args) > at:
                 args = (*args[:at], devices.replace(args[at]), *args[at + 1 :])
             for name in names:
@@ -78,23 +79,15 @@ def device_argument(original: Function, devices: Devices) -> Function:
     return call
 
 
-def _is_amp(depth: int) -> bool:
-    """torch.cuda.amp has classes and functions that name the device for the program."""
-    import sys
-
-    return str(sys._getframe(depth).f_globals.get("__name__", "")).startswith("torch.cuda.amp")
-
-
 def autocast_init(original: Function, devices: Devices) -> Function:
     """`torch.autocast(device_type, dtype=None, ...)`: without a dtype, the one that the named device has."""
-    renamed = device_argument(original, devices)
-    defaults = {"cuda": torch.float16, "cpu": torch.bfloat16}
+    default = {"cuda": torch.float16, "cpu": torch.bfloat16}[devices.source]
 
     @functools.wraps(original)
     def init(self: Any, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any) -> None:
-        if dtype is None and device_type == devices.source:
-            dtype = defaults[devices.source]
-        renamed(self, devices.replace(device_type), dtype, *args, **kwargs)
+        if device_type == devices.source and not is_left_alone(devices):
+            device_type, dtype = devices.target, dtype or default
+        original(self, device_type, dtype, *args, **kwargs)
 
     return init
 
@@ -104,7 +97,7 @@ def scaler_init(original: Function, devices: Devices) -> Function:
 
     @functools.wraps(original)
     def init(self: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
-        original(self, devices.replace(device), *args, **kwargs)
+        original(self, device if is_left_alone(devices) else devices.replace(device), *args, **kwargs)
 
     return init
 
@@ -202,24 +195,33 @@ def legacy_class(name: str) -> Callable[[Any, Devices], type]:
     return make
 
 
+def stand_in(original: Any, devices: Devices, make: Function, kinds: tuple[type, ...] = ()) -> type:
+    """A class in the place of another: a call of the program's makes something else, which is an instance of it."""
+
+    class StandIn(type):
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, (original, *kinds))
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return original(*args, **kwargs) if is_left_alone(devices) else make(*args, **kwargs)
+
+    return StandIn(original.__name__, (), {"__module__": original.__module__, "__doc__": original.__doc__})
+
+
 def generator_class(original: Any, devices: Devices) -> type:
     """`torch.Generator(device)`. Where random numbers are drawn on the host, so are those of a generator."""
     on_host = torch.device(C.real_device(0)).type == "cpu"
 
-    class Meta(type):
-        def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, original)
+    def make(device: Any = "cpu") -> Any:
+        chosen = torch.device(devices.replace(device))
+        return original(device="cpu" if on_host and chosen.type == "tarry" else chosen)
 
-        def __subclasscheck__(cls, other: type) -> bool:
-            return issubclass(other, original)
+    return stand_in(original, devices, make)
 
-        def __call__(cls, device: Any = "cpu") -> Any:
-            chosen = devices.replace(device) if not is_left_alone(devices) else device
-            if on_host and torch.device(chosen).type == "tarry":
-                chosen = "cpu"
-            return original(device=chosen)
 
-    return Meta("Generator", (), {"__module__": "torch", "__doc__": original.__doc__})
+def event_class(original: Any, devices: Devices) -> type:
+    """`torch.cuda.Event`."""
+    return stand_in(original, devices, Event, (Event,))
 
 
 def host_dropout(original: Function, devices: Devices) -> Function:
@@ -264,31 +266,25 @@ def single_device(original: Function, devices: Devices) -> Function:
     return forward
 
 
-def nothing(original: Function, devices: Devices) -> Function:
-    """A function that has no meaning here and whose result nobody looks at (`torch.cuda.nvtx.range_push`)."""
-    return lambda *args, **kwargs: None
-
-
 def refused(name: str, remedy: str) -> Callable[[Any, Devices], Any]:
     """Something that cannot be mapped: a call of it raises, with the remedy."""
 
-    def make(original: Any, devices: Devices) -> Any:
-        message = f"{name} cannot run on tarry: {remedy}"
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise TarryError(f"{name} cannot run on tarry: {remedy}")
 
-        def refuse(*args: Any, **kwargs: Any) -> Any:
-            if is_left_alone(devices):
-                return original(*args, **kwargs)
-            raise TarryError(message)
+    return lambda original, devices: _replaced(original, devices, refuse)
 
-        class Refusing(type):
-            def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-                if is_left_alone(devices):
-                    return original(*args, **kwargs)
-                raise TarryError(message)
 
-        return Refusing(original.__name__, (), {}) if inspect.isclass(original) else refuse
+def _replaced(original: Any, devices: Devices, make: Function, kinds: tuple[type, ...] = ()) -> Any:
+    """A function or class in the place of another."""
+    if inspect.isclass(original):
+        return stand_in(original, devices, make, kinds)
 
-    return make
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs) if is_left_alone(devices) else make(*args, **kwargs)
+
+    return call
 
 
 def refused_nccl(original: Function, devices: Devices) -> Function:
@@ -305,44 +301,24 @@ def refused_nccl(original: Function, devices: Devices) -> Function:
 
 def device_function(name: str) -> Callable[[Any, Devices], Any]:
     """A function or class of torch.cuda: the one of torch.tarry that has its name."""
+    to_tarry = Devices("cuda").replace
 
-    def make(original: Any, devices: Devices) -> Any:
+    def replacement(original: Any, devices: Devices) -> Any:
         ours = getattr(torch.get_device_module("tarry"), name)
-        tarry_devices = Devices("cuda")
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if is_left_alone(devices):
-                return original(*args, **kwargs)
-            args = tuple(map(tarry_devices.replace, args))
-            return ours(*args, **{key: tarry_devices.replace(value) for key, value in kwargs.items()})
+        def make(*args: Any, **kwargs: Any) -> Any:
+            return ours(*map(to_tarry, args), **{key: to_tarry(value) for key, value in kwargs.items()})
 
-        if not inspect.isclass(original):
-            return functools.wraps(original)(call)
+        kind = ours if inspect.isclass(ours) else getattr(torch, name, None)
+        return _replaced(original, devices, make, (kind,) if inspect.isclass(kind) else ())
 
-        class Meta(type):
-            def __instancecheck__(cls, instance: Any) -> bool:
-                kind = ours if inspect.isclass(ours) else getattr(torch, name)
-                return isinstance(instance, (kind, original))
-
-            def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-                if is_left_alone(devices):
-                    return original(*args, **kwargs)
-                args = tuple(map(tarry_devices.replace, args))
-                return ours(*args, **{key: tarry_devices.replace(value) for key, value in kwargs.items()})
-
-        return Meta(name, (), {"__module__": "torch.cuda"})
-
-    return make
+    return replacement
 
 
 def constant(value: Any) -> Callable[[Any, Devices], Any]:
     """A function of torch.cuda with one possible answer."""
+    return lambda original, devices: _replaced(original, devices, lambda *args, **kwargs: value)
 
-    def make(original: Function, devices: Devices) -> Function:
-        @functools.wraps(original)
-        def answer(*args: Any, **kwargs: Any) -> Any:
-            return original(*args, **kwargs) if is_left_alone(devices) else value
 
-        return answer
-
-    return make
+nothing = constant(None)
+"""A function that has no meaning here, and whose result nobody looks at (`torch.cuda.nvtx.range_push`)."""

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from tarry.lazy import functions as f
 from tarry.lazy import host
 from tarry.lazy.devices import Devices
-from tarry.lazy.event import Event
 
 
 class Entry(NamedTuple):
@@ -103,7 +102,7 @@ def _cuda(devices: Devices) -> Iterator[Entry]:
         yield Entry("torch.cuda", (name,), f.device_function(name))
     for name in _DTYPES.split():
         yield Entry("torch.cuda", (f"{name}Tensor",), f.legacy_class(f"{name}Tensor"))
-    yield Entry("torch.cuda", ("Event",), lambda original, d: Event)
+    yield Entry("torch.cuda", ("Event",), f.event_class)
     yield Entry("torch.Tensor", ("cuda",), f.cuda_method)
     yield Entry("torch.UntypedStorage", ("cuda",), f.cuda_method)
     yield Entry("torch.TypedStorage", ("cuda",), f.cuda_method)
