@@ -17,6 +17,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, rest = _parser().parse_known_args(argv)
     if options.command == "run" and not (options.script or options.module):
         _parser().error("run: give a script, or -m and a module")
+    if options.command == "bench" and options.quick and options.name != "all":
+        _parser().error("bench: --quick is for all benchmarks together; the options of one: tarry bench NAME -- --help")
     if rest and options.command != "bench":
         _parser().error(f"unrecognized arguments: {' '.join(rest)}")
     try:
@@ -56,7 +58,7 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
         case "bench":
             from tarry.cli.bench import bench
 
-            return bench(options.name, rest)
+            return bench(options.name, [*(["--quick"] if options.quick else []), *rest])
         case unknown:
             raise AssertionError(unknown)
 
@@ -103,12 +105,18 @@ def _parser() -> argparse.ArgumentParser:
         help="measure against eager PyTorch, torch.compile and the Lazy Tensor Core",
         description="Runs a benchmark of the checkout's folder benchmarks/; its own options follow the name. Without a "
         "name, all that docs/performance.md shows.",
-        epilog="For a benchmark's options: tarry bench record -- --help",
+        epilog="For a benchmark's own options: tarry bench record -- --help; of all: tarry bench all -- --help",
+    )
+    bench.add_argument(
+        "--quick",
+        action="store_true",
+        help="a short look: of all that is measured without a name, the smallest program and few rounds (minutes "
+        "instead of an hour)",
     )
     bench.add_argument(
         "name",
         nargs="?",
-        choices=("all", "record", "training", "first-step", "generation", "memory", "custom-ops"),
+        choices=("all", "record", "training", "first-step", "cold-start", "generation", "memory", "custom-ops"),
         default="all",
         help="which benchmark (default: all)",
     )
