@@ -18,11 +18,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from rich.console import Console
 
 from benchmarks import first_step, memory, training_step
 from benchmarks._peers import named
@@ -156,18 +158,46 @@ SECTIONS: dict[str, Callable[[Plan], Section]] = {
 }
 
 
+class Progress:
+    """Where a run is, on stderr: a status in a terminal, a line for each row in a log."""
+
+    def __init__(self, sections: int) -> None:
+        self._sections, self._section, self._name = sections, 0, ""
+        self._console = Console(stderr=True, highlight=False)
+        self._status = self._console.status("")
+        self._start = time.perf_counter()
+
+    def begin(self, section: str) -> None:
+        self._section, self._name = self._section + 1, section
+        self._status.update(f"{self._where()}: {section}")
+        self._status.start()
+
+    def row(self, row: Row) -> None:
+        self._console.print(f"{self._where()}: {self._name}: {row.work} done", markup=False)
+
+    def end(self) -> None:
+        self._status.stop()
+
+    def _where(self) -> str:
+        return f"{self._section}/{self._sections}, {time.perf_counter() - self._start:.0f} s"
+
+
 def run(plan: Plan, path: Path | None) -> Results:
     """Measure, showing each section when it is done and writing it down as soon as there is something."""
     results = Results.here()
+    progress = Progress(len(plan.sections))
     for name in plan.sections:
         before = len(results.rows)
+        progress.begin(name)
         for row, notes in SECTIONS[name](plan):
+            progress.row(row)
             results.notes += notes
             if row.values:
                 results.rows.append(row)
             if path is not None:
                 results.write(path)
         by_title: dict[str, list[Row]] = {}
+        progress.end()
         for row in results.rows[before:]:
             by_title.setdefault(row.section, []).append(row)
         for title, rows in by_title.items():

@@ -41,6 +41,7 @@ if TYPE_CHECKING or not _is_codegen():
     from tarry.config import config
     from tarry.custom_ops.declare import custom_op
     from tarry.errors import RecompileError, ReplayError, Unsupported
+    from tarry.lazy.mode import lazy_mode
 
 __version__ = "0.1.0"
 
@@ -60,6 +61,7 @@ __all__ = [
     "explain",
     "get_backend",
     "graph",
+    "lazy_mode",
     "mark_step",
     "metrics",
     "no_recompile",

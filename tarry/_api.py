@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import atexit
 import functools
+import logging
+import multiprocessing
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -23,6 +26,7 @@ from tarry.native import C
 from tarry.replay.function import OnDeviation, StepFunction, is_inside
 from tarry.replay.verification import Verify
 from tarry.runtime.runtime import Runtime
+from tarry.tracebacks import leave
 
 if TYPE_CHECKING:
     from tarry.ir.graph import Graph
@@ -30,6 +34,21 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 _runtime = Runtime()
+_log = logging.getLogger("tarry")
+
+
+def _boundary(function: Callable[P, T]) -> Callable[P, T]:
+    """A function at which errors leave tarry for the program."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        handled = sys.exc_info()[1]
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            raise leave(error, handled)  # noqa: B904 - it is the same error
+
+    return call
 
 
 def set_backend(
@@ -58,6 +77,7 @@ def register_backend(name: str, factory: Callable[..., Backend]) -> None:
     registry.register(name, factory)
 
 
+@_boundary
 def mark_step(wait: bool = False) -> None:
     """End the step here: compute everything that is pending. `optimizer.step()` does so by itself."""
     _runtime.sync_all("mark_step", awaited=wait)
@@ -65,11 +85,13 @@ def mark_step(wait: bool = False) -> None:
         _runtime.wait()
 
 
+@_boundary
 def sync(*tensors: torch.Tensor) -> None:
     """Have these tensors computed (and with them all that is pending); without arguments, all that is pending."""
     _runtime.materialise(tensors)
 
 
+@_boundary
 def wait() -> None:
     """Wait for what is in flight, and for step closures."""
     _runtime.wait()
@@ -161,7 +183,9 @@ def explain(*tensors: torch.Tensor, stage: str = "recorded") -> str:
 def _on_config(name: str, value: Any) -> None:
     forget_replays()
     if name == "force_fallback":
-        C.set_forced_eager(sorted(value))
+        C.set_forced_eager(_overloads(value))
+    elif name == "full_tracebacks":
+        C.set_keeps_frames(value)
     elif name == "max_pending_nodes":
         C.set_max_pending(value)
     elif name == "max_pending_bytes":
@@ -170,13 +194,33 @@ def _on_config(name: str, value: Any) -> None:
         C.set_run_ahead(value)
 
 
+def _overloads(names: frozenset[str]) -> list[str]:
+    """All operators that these names fit: of "aten::sub", every overload."""
+    fitting: dict[str, list[str]] = {name: [] for name in names}
+    for entry in load_table(config.cache_dir) if names else ():
+        for name in (entry.name, entry.name.partition(".")[0]):
+            if name in fitting and entry.kind is not Kind.DECOMPOSE:
+                fitting[name].append(entry.name)
+    for name, found in fitting.items():
+        if not name.startswith("aten::"):
+            found.append(name)  # a custom operator, which may be defined later
+        elif not found:
+            raise ValueError(
+                f"tarry.config.force_fallback: {name!r} fits no operator that is recorded. Names are those that "
+                f"print(tarry.explain(x)) shows; operators that PyTorch makes of others (aten::matmul) are not there."
+            )
+    return sorted({name for found in fitting.values() for name in found})
+
+
 class _Steps:
     """What happens around `optimizer.step()`: see device/optimizer.py."""
 
+    @_boundary
     def cut(self) -> None:
         if config.cut_after_optimizer and not is_inside():
             _runtime.sync_all("optimizer.step", awaited=False)
 
+    @_boundary
     def finish(self) -> None:
         _runtime.finish_all()
 
@@ -193,6 +237,7 @@ class _Steps:
         return all(C.epochs(index)[1] > epoch for index, epoch in enumerate(epochs))
 
 
+@_boundary
 def _synchronize() -> None:
     _runtime.sync_all("synchronize")
     _runtime.wait()
@@ -218,7 +263,16 @@ def _at_exit() -> None:
     """
     if device.module.is_initialized():
         time.sleep(0.01)
-    _runtime.close()
+    if not C.is_used() and _is_program():
+        _log.warning("tarry: nothing was recorded: no tensor was put on device 'tarry'. See docs/run.md: tarry run")
+    _boundary(_runtime.close)()
+
+
+def _is_program() -> bool:
+    """Whether this process is one that a user has started, and not a command of tarry's or a worker."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    is_ours = spec is not None and spec.name.partition(".")[0] in ("tarry", "benchmarks", "pytest")
+    return not (is_ours or multiprocessing.parent_process() or C.in_bad_fork() or sys.flags.interactive)
 
 
 def _install() -> None:

@@ -1,160 +1,187 @@
-"""Settings, each with its environment variable. `tarry.config` is the one instance."""
+"""Settings, each with its environment variable. `tarry.config` is the one instance; `print(tarry.config)` shows it."""
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, NoReturn, TypeVar, overload
 
 Fallback = Literal["allow", "error"]
 Compile = Literal["wait", "background", "never"]
 COMPILE_POLICIES = ("wait", "background", "never")
+T = TypeVar("T")
+
+
+class Setting(Generic[T]):
+    """One setting: a property of `Config` that is read from the environment once, and checked when it is set."""
+
+    def __init__(
+        self, variable: str, default: str, check: Callable[[Any], T], read: Callable[[str], Any], doc: str, told: bool
+    ) -> None:
+        """`default` is written as in the environment; `read` makes a value of such text. `told`: listeners are."""
+        self.variable, self.default, self.check, self.read, self.told = variable, default, check, read, told
+        self.__doc__ = f"{doc} {variable}."
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def initial(self) -> T:
+        """The value from the environment, or the default."""
+        return self.checked(self.read(os.environ.get(self.variable) or self.default))
+
+    def checked(self, value: Any) -> T:
+        """The value as it is kept; raises if it cannot be."""
+        try:
+            return self.check(value)
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"tarry.config.{self.name} {error}") from None
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Setting[T]: ...
+    @overload
+    def __get__(self, instance: Config, owner: type) -> T: ...
+    def __get__(self, instance: Config | None, owner: type) -> Setting[T] | T:
+        return self if instance is None else instance._values[self.name]
+
+    def __set__(self, instance: Config, value: Any) -> None:
+        instance._set(self, self.checked(value), "set in code")
+
+
+def _whole(variable: str, default: int, least: int, doc: str, *, told: bool = False) -> Setting[int]:
+    def check(value: Any) -> int:
+        if not isinstance(value, int) or value < least:
+            raise ValueError(f"is {'a positive int' if least else 'a number of bytes'}, not {value!r}")
+        return value
+
+    return Setting(variable, str(default), check, int, doc, told)
+
+
+def _flag(variable: str, default: bool, doc: str, *, told: bool = False) -> Setting[bool]:
+    return Setting(variable, str(int(default)), bool, lambda text: text != "0", doc, told)
+
+
+def _fallback(value: Any) -> Fallback:
+    if value not in ("allow", "error"):
+        raise ValueError(f'is "allow" or "error", not {value!r}')
+    return value
+
+
+def _policy(value: Any) -> Compile | None:
+    if value is not None and value not in COMPILE_POLICIES:
+        raise ValueError(f'is None, "wait", "background" or "never", not {value!r}')
+    return value
+
+
+def _operators(names: Iterable[str]) -> frozenset[str]:
+    if isinstance(names, str):
+        raise TypeError('takes a set of names, such as {"aten::add.Tensor"}')
+    chosen = frozenset(names)
+    for name in chosen:
+        if "::" not in name:
+            raise ValueError(f'has {name!r}, which lacks a namespace; write "aten::{name}"')
+    return chosen
+
+
+def _folder(value: Any) -> Path | None:
+    return None if value is None else Path(value).expanduser()
 
 
 class Config:
     """What a user may set. A change takes effect at once; the recorder and other subscribers are notified."""
 
-    def __init__(self) -> None:
-        self._listeners: list[Callable[[str, Any], None]] = []
-        self._fallback: Fallback = "allow"
-        self._force_fallback: frozenset[str] = frozenset()
-        self._max_pending_nodes = int(os.environ.get("TARRY_MAX_PENDING_NODES", "100000"))
-        self._max_pending_bytes = int(os.environ.get("TARRY_MAX_PENDING_BYTES", str(64 << 20)))
-        self._max_cached_programs = int(os.environ.get("TARRY_MAX_CACHED_PROGRAMS", "1024"))
-        self._run_ahead = os.environ.get("TARRY_RUN_AHEAD", "1") != "0"
-        self.symbolic_sizes = os.environ.get("TARRY_SYMBOLIC_SIZES", "1") != "0"
-        """Whether a step that comes again with other sizes is compiled once for all of them, where the backend can.
-        TARRY_SYMBOLIC_SIZES=0 turns it off: every size is compiled by itself."""
-        self.compile_pieces = os.environ.get("TARRY_COMPILE_PIECES", "1") != "0"
-        """Whether a graph whose parts repeat, such as the layers of a network, has each kind of part compiled once.
-        TARRY_COMPILE_PIECES=0 turns it off: every graph is compiled as a whole. Programs that are there stay."""
-        self._cut_after_optimizer = os.environ.get("TARRY_CUT_AFTER_OPTIMIZER", "1") != "0"
-        self._store = os.environ.get("TARRY_STORE", "1") != "0"
-        self._max_stored_bytes = int(os.environ.get("TARRY_STORE_BYTES", str(1 << 30)))
-        self.compile = os.environ.get("TARRY_COMPILE") or None  # type: ignore[assignment]
-        self.fallback = os.environ.get("TARRY_FALLBACK", "allow")  # type: ignore[assignment]
-        self.force_fallback = filter(None, os.environ.get("TARRY_FORCE_FALLBACK", "").split(","))
-
-    @property
-    def fallback(self) -> Fallback:
-        """What happens when an operator has to run eagerly: "allow" (it is counted) or "error". TARRY_FALLBACK."""
-        return self._fallback
-
-    @fallback.setter
-    def fallback(self, value: Fallback) -> None:
-        if value not in ("allow", "error"):
-            raise ValueError(f'tarry.config.fallback is "allow" or "error", not {value!r}')
-        self._fallback = value
-
-    @property
-    def force_fallback(self) -> frozenset[str]:
-        """Operators ("aten::add.Tensor") that always run eagerly, to find a faulty one. TARRY_FORCE_FALLBACK."""
-        return self._force_fallback
-
-    @force_fallback.setter
-    def force_fallback(self, names: Iterable[str]) -> None:
-        if isinstance(names, str):
-            raise TypeError('tarry.config.force_fallback takes a set of names, such as {"aten::add.Tensor"}')
-        chosen = frozenset(names)
-        for name in chosen:
-            if "::" not in name:
-                raise ValueError(f'tarry.config.force_fallback: {name!r} lacks a namespace; write "aten::{name}"')
-        self._force_fallback = chosen
-        self._tell("force_fallback", chosen)
-
-    @property
-    def max_pending_nodes(self) -> int:
-        """A step is cut when this many nodes are recorded, which bounds memory. TARRY_MAX_PENDING_NODES."""
-        return self._max_pending_nodes
-
-    @max_pending_nodes.setter
-    def max_pending_nodes(self, value: int) -> None:
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"tarry.config.max_pending_nodes is a positive int, not {value!r}")
-        self._max_pending_nodes = value
-        self._tell("max_pending_nodes", value)
-
-    @property
-    def max_pending_bytes(self) -> int:
+    fallback = Setting(
+        "TARRY_FALLBACK",
+        "allow",
+        _fallback,
+        str,
+        """What happens when an operator has to run eagerly: "allow" (it is counted) or "error".""",
+        False,
+    )
+    force_fallback = Setting(
+        "TARRY_FORCE_FALLBACK",
+        "",
+        _operators,
+        lambda text: [name for name in text.split(",") if name],
+        """Operators that always run eagerly, to find a faulty one: "aten::add.Tensor", or "aten::add" for all overloads
+        of it. A name that fits no operator is refused.""",
+        True,
+    )
+    max_pending_nodes = _whole(
+        "TARRY_MAX_PENDING_NODES",
+        100_000,
+        1,
+        "A step is cut when this many nodes are recorded, which bounds memory.",
+        told=True,
+    )
+    max_pending_bytes = _whole(
+        "TARRY_MAX_PENDING_BYTES",
+        64 << 20,
+        0,
         """A step is cut when recorded work holds this much more than eager would have held at its worst since the last
         cut: batches that were uploaded and let go, above all. Half of that worst is allowed in any case, so that a
-        large model's step stays whole. TARRY_MAX_PENDING_BYTES."""
-        return self._max_pending_bytes
-
-    @max_pending_bytes.setter
-    def max_pending_bytes(self, value: int) -> None:
-        if not isinstance(value, int) or value < 0:
-            raise ValueError(f"tarry.config.max_pending_bytes is a number of bytes, not {value!r}")
-        self._max_pending_bytes = value
-        self._tell("max_pending_bytes", value)
-
-    @property
-    def max_cached_programs(self) -> int:
-        """Compiled programs kept in memory; the least recently used goes first. TARRY_MAX_CACHED_PROGRAMS."""
-        return self._max_cached_programs
-
-    @max_cached_programs.setter
-    def max_cached_programs(self, value: int) -> None:
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"tarry.config.max_cached_programs is a positive int, not {value!r}")
-        self._max_cached_programs = value
-
-    @property
-    def compile(self) -> Compile | None:
+        large model's step stays whole.""",
+        told=True,
+    )
+    max_cached_programs = _whole(
+        "TARRY_MAX_CACHED_PROGRAMS", 1024, 1, "Compiled programs kept in memory; the least recently used goes first."
+    )
+    symbolic_sizes = _flag(
+        "TARRY_SYMBOLIC_SIZES",
+        True,
+        """Whether a step that comes again with other sizes is compiled once for all of them, where the backend can;
+        otherwise every size is compiled by itself.""",
+    )
+    compile_pieces = _flag(
+        "TARRY_COMPILE_PIECES",
+        True,
+        """Whether a graph whose parts repeat, such as the layers of a network, has each kind of part compiled once;
+        otherwise every graph is compiled as a whole. Programs that are there stay.""",
+    )
+    compile = Setting(
+        "TARRY_COMPILE",
+        "",
+        _policy,
+        lambda text: text or None,
         """What a step does whose graph has no program yet: "wait" for the compiler; run on the reference path while a
-        graph that comes again is compiled in the "background"; "never" compile. None: what the backend prefers.
-        TARRY_COMPILE."""
-        return self._compile
-
-    @compile.setter  # noqa: A003 - the property above
-    def compile(self, value: Compile | None) -> None:
-        if value is not None and value not in COMPILE_POLICIES:
-            raise ValueError(f'tarry.config.compile is None, "wait", "background" or "never", not {value!r}')
-        self._compile = value
-
-    @property
-    def store(self) -> bool:
-        """Whether compiled programs are kept on disk for other processes, under `cache_dir`. TARRY_STORE=0: not."""
-        return self._store
-
-    @store.setter
-    def store(self, value: bool) -> None:
-        self._store = bool(value)
-
-    @property
-    def max_stored_bytes(self) -> int:
-        """What the programs on disk may take; the least recently used goes first. TARRY_STORE_BYTES."""
-        return self._max_stored_bytes
-
-    @max_stored_bytes.setter
-    def max_stored_bytes(self, value: int) -> None:
-        if not isinstance(value, int) or value < 0:
-            raise ValueError(f"tarry.config.max_stored_bytes is a number of bytes, not {value!r}")
-        self._max_stored_bytes = value
-
-    @property
-    def cut_after_optimizer(self) -> bool:
-        """Whether the end of optimizer.step() ends the step. TARRY_CUT_AFTER_OPTIMIZER=0 turns it off."""
-        return self._cut_after_optimizer
-
-    @cut_after_optimizer.setter
-    def cut_after_optimizer(self, value: bool) -> None:
-        self._cut_after_optimizer = bool(value)
-
-    @property
-    def run_ahead(self) -> bool:
+        graph that comes again is compiled in the "background"; "never" compile. None: what the backend prefers.""",
+        False,
+    )
+    store = _flag("TARRY_STORE", True, "Whether compiled programs are kept on disk for other processes (`cache_dir`).")
+    max_stored_bytes = _whole(
+        "TARRY_STORE_BYTES", 1 << 30, 0, "What the programs on disk may take; the least recently used goes first."
+    )
+    cut_after_optimizer = _flag("TARRY_CUT_AFTER_OPTIMIZER", True, "Whether the end of optimizer.step() ends the step.")
+    run_ahead = _flag(
+        "TARRY_RUN_AHEAD",
+        True,
         """Whether a second thread computes what no thread waits for: on a CPU, a step while the next is recorded; and
         a part of a step that comes again while it is still being recorded itself. Programs that are compiled while it
         is off never do the latter. On a CPU it is used only where PyTorch's own threads leave a core free, or with one
-        thread. TARRY_RUN_AHEAD=0 turns it off."""
-        return self._run_ahead
+        thread.""",
+        told=True,
+    )
+    save_graphs = Setting(
+        "TARRY_SAVE_GRAPHS",
+        "",
+        _folder,
+        lambda text: text or None,
+        """A folder to write the graph of each step to, as text: each graph once, and a line for each step.""",
+        False,
+    )
+    full_tracebacks = _flag(
+        "TARRY_FULL_TRACEBACKS", False, "Whether errors show the frames of tarry that they came through.", told=True
+    )
 
-    @run_ahead.setter
-    def run_ahead(self, value: bool) -> None:
-        self._run_ahead = bool(value)
-        self._tell("run_ahead", self._run_ahead)
+    def __init__(self) -> None:
+        self._listeners: list[Callable[[str, Any], None]] = []
+        self._values: dict[str, Any] = {name: setting.initial() for name, setting in _settings()}
+        self._origins = {
+            name: f"{s.variable} in the environment" if os.environ.get(s.variable) else "default"
+            for name, s in _settings()
+        }
 
     @property
     def kept_memory(self) -> int:
@@ -168,29 +195,68 @@ class Config:
         chosen = os.environ.get("TARRY_CACHE_DIR")
         return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "tarry"
 
+    def origin(self, name: str) -> str:
+        """Where a value came from: "default", the variable of the environment, or "set in code"."""
+        if name in ("kept_memory", "cache_dir"):
+            variable = f"TARRY_{name.upper()}"
+            return f"{variable} in the environment" if os.environ.get(variable) else "default"
+        return self._origins[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") and not hasattr(type(self), name):
+            self.__getattr__(name)
+        super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        close = difflib.get_close_matches(name, [known for known, _ in _settings()], 1)
+        hint = f"; do you mean {close[0]!r}?" if close else "; print(tarry.config) shows all"
+        raise AttributeError(f"tarry.config has no setting {name!r}{hint}")
+
+    def __repr__(self) -> str:
+        names = [*(name for name, _ in _settings()), "kept_memory", "cache_dir"]
+        rows = [(name, repr(_shown(getattr(self, name))), self.origin(name)) for name in sorted(names)]
+        widths = [max(len(row[k]) for row in rows) for k in range(2)]
+        return "tarry.config\n" + "\n".join(f"  {n:<{widths[0]}}  {v:<{widths[1]}}  {o}" for n, v, o in rows)
+
     @contextmanager
     def override(self, **settings: Any) -> Iterator[None]:
         """`with tarry.config.override(fallback="error"):` sets for the block only."""
-        before = {name: getattr(self, name) for name in settings}
+        before = {name: (getattr(self, name), self._origins.get(name, "")) for name in settings}
         try:
             for name, value in settings.items():
                 setattr(self, name, value)
             yield
         finally:
-            for name, value in before.items():
+            for name, (value, origin) in before.items():
                 setattr(self, name, value)
+                self._origins[name] = origin
 
     def subscribe(self, listener: Callable[[str, Any], None]) -> None:
-        """Have `listener(name, value)` called after each change that the recorder must know of."""
+        """Have `listener(name, value)` called after each change that the recorder must know of, and once now. One that
+        raises refuses the change."""
         self._listeners.append(listener)
-        listener("force_fallback", self._force_fallback)
-        listener("max_pending_nodes", self._max_pending_nodes)
-        listener("max_pending_bytes", self._max_pending_bytes)
-        listener("run_ahead", self._run_ahead)
+        for name, setting in _settings():
+            if setting.told:
+                listener(name, self._values[name])
 
-    def _tell(self, name: str, value: Any) -> None:
-        for listener in self._listeners:
-            listener(name, value)
+    def _set(self, setting: Setting[Any], value: Any, origin: str) -> None:
+        before = self._values[setting.name]
+        self._values[setting.name] = value
+        try:
+            for listener in self._listeners if setting.told else ():
+                listener(setting.name, value)
+        except BaseException:
+            self._values[setting.name] = before
+            raise
+        self._origins[setting.name] = origin
+
+
+def _settings() -> Iterator[tuple[str, Setting[Any]]]:
+    return ((name, value) for name, value in vars(Config).items() if isinstance(value, Setting))
+
+
+def _shown(value: Any) -> Any:
+    return sorted(value) if isinstance(value, frozenset) else str(value) if isinstance(value, Path) else value
 
 
 config = Config()

@@ -180,6 +180,8 @@ class Recording:
         self.key = batch.key
         self.num_operations = batch.num_operations
         self._batch: Batch | None = batch
+        self.place: Mapping[str, Any] = {}
+        """The line at which it is computed, as fields of an event (places.py), if that is known."""
 
     def take(self) -> Self:
         """Take all that compiling needs out of the batch."""

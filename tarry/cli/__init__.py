@@ -1,4 +1,4 @@
-"""The `tarry` command: `demo`, `doctor`, `bench`.
+"""The `tarry` command: `run`, `demo`, `doctor`, `bench`.
 
 This module parses arguments and nothing more: each command lives in a module of its own that is imported when it
 runs, so that `--help` answers at once and does not need torch.
@@ -9,11 +9,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0 if all is well, 1 if not, 2 for wrong arguments."""
     options, rest = _parser().parse_known_args(argv)
+    if options.command == "run" and not (options.script or options.module):
+        _parser().error("run: give a script, or -m and a module")
+    if options.command == "bench" and options.quick and options.name != "all":
+        _parser().error("bench: --quick is for all benchmarks together; the options of one: tarry bench NAME -- --help")
     if rest and options.command != "bench":
         _parser().error(f"unrecognized arguments: {' '.join(rest)}")
     try:
@@ -32,6 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace, rest: list[str]) -> int:
     match options.command:
+        case "run":
+            from tarry.cli.run import run
+
+            return run(options)
         case "demo":
             from tarry.cli.demo import demo
 
@@ -49,7 +58,7 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
         case "bench":
             from tarry.cli.bench import bench
 
-            return bench(options.name, rest)
+            return bench(options.name, [*(["--quick"] if options.quick else []), *rest])
         case unknown:
             raise AssertionError(unknown)
 
@@ -69,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"tarry {_version()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
+    _add_run(commands)
     demo = commands.add_parser(
         "demo",
         help="train a small language model in eager PyTorch and on tarry, and compare",
@@ -95,16 +105,63 @@ def _parser() -> argparse.ArgumentParser:
         help="measure against eager PyTorch, torch.compile and the Lazy Tensor Core",
         description="Runs a benchmark of the checkout's folder benchmarks/; its own options follow the name. Without a "
         "name, all that docs/performance.md shows.",
-        epilog="For a benchmark's options: tarry bench record -- --help",
+        epilog="For a benchmark's own options: tarry bench record -- --help; of all: tarry bench all -- --help",
+    )
+    bench.add_argument(
+        "--quick",
+        action="store_true",
+        help="a short look: of all that is measured without a name, the smallest program and few rounds (minutes "
+        "instead of an hour)",
     )
     bench.add_argument(
         "name",
         nargs="?",
-        choices=("all", "record", "training", "first-step", "generation", "memory", "custom-ops"),
+        choices=("all", "record", "training", "first-step", "cold-start", "generation", "memory", "custom-ops"),
         default="all",
         help="which benchmark (default: all)",
     )
     return parser
+
+
+def _add_run(commands: Any) -> None:
+    run = commands.add_parser(
+        "run",
+        help="run a script that was written for cuda or the CPU, as it is",
+        description='Runs a script that was written for "cuda" or for the CPU on tarry, without a change to it: what '
+        "it puts on that device is recorded and compiled a step at a time. Options of tarry come before the script, "
+        "those of the script behind it. A summary follows on stderr: steps, compiles, what was waited for, and what to "
+        "do about it. The exit status is the script's.",
+        usage="tarry run [options] script.py ... | tarry run [options] -m module ...",
+    )
+    run.add_argument(
+        "--from",
+        dest="source",
+        choices=("auto", "cuda", "cpu"),
+        default="auto",
+        help='the device that the script was written for: "cuda"; or "cpu", also if it names none; auto (the default): '
+        '"cuda" if its text has the word',
+    )
+    run.add_argument("--backend", metavar="NAME", help="what compiles the steps (default: the best that works here)")
+    run.add_argument(
+        "--device",
+        help="the real device: cpu, cuda, cuda:1 (default: cuda, if it is there and the script was written for it)",
+    )
+    run.add_argument(
+        "--compile",
+        choices=("wait", "background", "never"),
+        help="what a step does that is not compiled yet (default: what the backend prefers)",
+    )
+    run.add_argument(
+        "--compare-eager",
+        type=_positive,
+        metavar="N",
+        help="first run the script in eager PyTorch, in a process of its own, up to its N-th optimizer.step(), and "
+        "compare losses and times. What it writes by then, it writes twice; seeds are set for both",
+    )
+    run.add_argument("--quiet", action="store_true", help="no summary, and no progress of compiles")
+    run.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="a module, as python -m")
+    run.add_argument("script", nargs="?", help="the script")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
 
 
 def _version() -> str:

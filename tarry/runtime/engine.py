@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, TypeAlias, TypeVar
 
-from tarry import events
+from tarry import events, places
 from tarry.backends.base import Backend, Batch, Policy, Recording
 from tarry.config import config
 from tarry.ir.sizes import Symbols
@@ -167,6 +167,7 @@ class Engine:
             operations=batch.num_operations,
             seconds=perf_counter() - start,
             reason="",
+            **places.of_caller(),
         )
         if family is None:
             return self._entries.add(batch, GraphEntry(State.READY, step, prepared=True))
@@ -250,14 +251,17 @@ class Engine:
         compiler = self.compiler
         if found.variants is not None:
             variants, recording = found.variants, Recording(batch).take()
+            recording.place = places.of_caller()
             why = variants.why(recording.numbers)
             return lambda: compiler.compile_constants(backend, recording, background, variants, why)
         if found.symbols is not None:
             assert found.family is not None
             sized = SizedRecording(batch, found.family, found.symbols)
+            sized.place = places.of_caller()
             return lambda: compiler.compile_sizes(backend, sized, background)
         self._sites.count(batch)
         recording = Recording(batch).take()
+        recording.place = places.of_caller()
         return lambda: compiler.compile_graph(backend, recording, background)
 
     def _compile_now(self, backend: Backend, found: Found, batch: Batch) -> Found:

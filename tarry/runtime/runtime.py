@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 
-from tarry import events
+from tarry import events, places
 from tarry.backends import registry
 from tarry.backends.base import Backend, Batch, Policy, Recording
 from tarry.config import COMPILE_POLICIES, config
@@ -32,6 +33,8 @@ from tarry.runtime.closures import StepClosures
 from tarry.runtime.data import evacuate, ordinal_of, read_stand_in
 from tarry.runtime.dispatch import PlainDispatch, is_compiling, profiled, refuse_while_compiling
 from tarry.runtime.engine import Engine
+from tarry.runtime.graphs import save
+from tarry.tracebacks import leave
 
 _log = logging.getLogger("tarry")
 
@@ -212,6 +215,8 @@ class Runtime:
                     if batch is not None:
                         if self.observer is not None:
                             self.observer(batch)
+                        if config.save_graphs is not None:
+                            save(batch, reason, config.save_graphs)
                         batch.unawaited = not awaited
                         self._serve(backend, batch, reason)
             C.raise_owed()
@@ -284,7 +289,8 @@ class Runtime:
             self._in_flight = False
             if collects:
                 gc.enable()
-        events.emit("sync", reason=reason, operations=operations, seconds=perf_counter() - start)
+        seconds = perf_counter() - start
+        events.emit("sync", reason=reason, operations=operations, seconds=seconds, **places.of_caller())
 
     def _compute(self, backend: Backend, batch: Batch) -> None:
         try:
@@ -357,7 +363,11 @@ class Runtime:
         """A value is needed, or enough is pending (called from any thread, with the GIL)."""
         if not awaited and self._is_inside_step():
             return  # what a step or a compiler records itself is not much
-        self.sync(reason, device, awaited=awaited)
+        handled = sys.exc_info()[1]
+        try:
+            self.sync(reason, device, awaited=awaited)
+        except Exception as error:
+            raise leave(error, handled)  # noqa: B904 - it is the same error
 
     def _is_inside_step(self) -> bool:
         """Whether this thread computes or compiles a step; if another does, wait for it."""
@@ -370,15 +380,18 @@ class Runtime:
         """The real tensor for one that stands in for data of the backend's own."""
         return read_stand_in(stand_in)
 
-    def on_fallback(self, op: str, reason: str, file: str, line: int) -> None:
-        """An operator is about to run eagerly."""
+    def on_fallback(self, op: str, reason: str, file: str, line: int, seconds: float) -> None:
+        """An operator is about to run eagerly (`seconds` is negative then), or has."""
+        if seconds >= 0:
+            place = {"file": file, "line": line} | places.of_caller()
+            events.emit("fallback", op=op, reason=reason, **place, seconds=seconds)
+            return
         where = f"{file}:{line}" if file else "an unknown line"
         if config.fallback == "error":
             raise FallbackError(
                 f"{op} has to run eagerly because {reason} (at {where}), and tarry.config.fallback is 'error'. "
                 f"Avoid it there, or set tarry.config.fallback = 'allow'."
             )
-        events.emit("fallback", op=op, reason=reason, file=file, line=line)
 
 
 def _in_mid_step() -> TarryError:

@@ -70,6 +70,9 @@ def test_the_package_is_run_when_a_name_of_it_is_used(tmp_path: Path) -> None:
         (["demo", "--steps", "0"], "'0' is not a positive number"),
         (["demo", "--stepz", "3"], "unrecognized arguments: --stepz 3"),
         (["fly"], "invalid choice: 'fly'"),
+        (["run"], "give a script, or -m and a module"),
+        (["run", "--compare-eager", "0", "x.py"], "'0' is not a positive number"),
+        (["bench", "record", "--quick"], "--quick is for all benchmarks together"),
         ([], "COMMAND"),
     ],
 )

@@ -14,6 +14,7 @@
 #include "core/fault.h"
 #include "device/hooks.h"
 #include "bind/jit.h"
+#include "record/host_mode.h"
 #include "record/memory.h"
 #include "core/numbers.h"
 #include "core/switches.h"
@@ -88,6 +89,8 @@ void bind_settings(py::module& m) {
   m.def("set_small_call", &set_small_call);
   m.def("set_max_pending_bytes", &set_max_pending_bytes);
   m.def("set_forced_eager", &set_forced_eager);
+  m.def("set_keeps_frames", &set_keeps_frames);
+  m.def("set_host_mode", &set_host_mode);
   m.def("set_region", &set_region);
   m.def("add_internal_path", &add_internal_path);
   m.def("current_site", [] { return site_location(current_site()); });

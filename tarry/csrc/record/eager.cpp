@@ -3,11 +3,12 @@
 #include <torch/csrc/utils/object_ptr.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "core/generator.h"
 #include "core/gil.h"
 #include "device/hooks.h"
-#include "core/generator.h"
+#include "record/host_mode.h"
 #include "record/provenance.h"
 #include "record/record.h"
 
@@ -18,12 +19,29 @@ PyObject* sync_callback = nullptr;
 PyObject* fallback_callback = nullptr;
 PyObject* read_callback = nullptr;
 
+bool keeps_frames = false;
+
+// Takes the runtime's frames out of the error that Python has set: its traceback then ends at the user's line. An assertion of
+// tarry's own keeps them.
+void forget_frames() {
+  if (keeps_frames || PyErr_ExceptionMatches(PyExc_AssertionError)) {
+    return;
+  }
+  PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyErr_NormalizeException(&type, &value, &traceback);
+  Py_XDECREF(traceback);
+  PyException_SetTraceback(value, Py_None);
+  PyErr_Restore(type, value, nullptr);
+}
+
 // Takes over the arguments, and hands out a new reference.
 PyObject* call(PyObject* callback, PyObject* arguments) {
   PyObject* result = callback && arguments ? PyObject_CallObject(callback, arguments) : nullptr;
   Py_XDECREF(arguments);
   if (!result) {
     TORCH_CHECK(callback, "tarry: the runtime is not initialised; import tarry first");
+    forget_frames();
     throw_python_error();
   }
   return result;
@@ -195,6 +213,10 @@ c10::IValue wrap_result(const c10::IValue& value, DeviceState& state, const Real
 
 } // namespace
 
+void set_keeps_frames(bool keeps) {
+  keeps_frames = keeps;
+}
+
 void set_callbacks(void* sync, void* fallback, void* read) {
   for (void* callback : {sync, fallback, read}) {
     Py_XINCREF(static_cast<PyObject*>(callback));
@@ -228,14 +250,21 @@ at::Tensor read_backend_data(const at::Tensor& stand_in) {
   return THPVariable_Unpack(result.get()).detach(); // see Batch::inputs
 }
 
-void report_fallback(const Operator& op, const char* reason, uint32_t site) {
+namespace {
+
+// Asks whether the operator may run eagerly, before it does; says afterwards what it took, in seconds.
+void report_fallback(const Operator& op, const char* reason, uint32_t site, double seconds) {
   Gil gil;
   auto [file, line] = site_location(site);
-  Py_DECREF(call(fallback_callback, Py_BuildValue("(sssi)", op.name.c_str(), reason, file.c_str(), line)));
+  Py_DECREF(call(fallback_callback, Py_BuildValue("(sssid)", op.name.c_str(), reason, file.c_str(), line, seconds)));
 }
 
+} // namespace
+
 void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reason) {
-  report_fallback(op, reason, current_site());
+  const uint32_t site = current_site();
+  report_fallback(op, reason, site, -1);
+  const auto start = std::chrono::steady_clock::now();
   const size_t count = op.arguments.size();
   const auto arguments = torch::jit::last(*stack, count);
   DeviceState* const state = &device_of(arguments);
@@ -263,7 +292,11 @@ void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reaso
   try {
     PlainDispatch plain;
     std::optional<SeededCall> seeded;
-    if (op.draws(arguments)) {
+    if (draws_on_host(op, arguments)) {
+      if (given) {
+        call_stack[op.generator_argument] = *given;
+      }
+    } else if (op.draws(arguments)) {
       seeded.emplace(op, draw_seed(given, state->index), call_stack, real.device);
     }
     op.handle.callBoxed(&call_stack);
@@ -285,6 +318,7 @@ void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reaso
   for (auto& result : results) {
     stack->push_back(std::move(result));
   }
+  report_fallback(op, reason, site, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
 }
 
 } // namespace tarry

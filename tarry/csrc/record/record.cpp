@@ -11,6 +11,7 @@
 #include "core/generator.h"
 #include "device/hooks.h"
 #include "record/memory.h"
+#include "record/host_mode.h"
 #include "record/provenance.h"
 #include "replay/replay.h"
 #include "record/scan.h"
@@ -480,6 +481,9 @@ void record(const Operator& op, torch::jit::Stack* stack) {
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   const size_t count = op.arguments.size();
   const auto arguments = torch::jit::last(*stack, count);
+  if (C10_UNLIKELY(op.has(kRandom) && draws_on_host(op, arguments))) {
+    return draw_on_host(op, stack) ? void() : run_eagerly(op, stack, "its random numbers are those of the CPU");
+  }
   Scan scan(op);
   if (C10_UNLIKELY(op.has(kShapeFromDevice) || op.has_out)) {
     scan.hash = mix(scan.hash, static_cast<uint64_t>(real_device().type()));

@@ -14,9 +14,9 @@ void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reaso
 // Calls into the Python runtime (they take the GIL; no lock may be held).
 void request_sync(c10::DeviceIndex device, const char* reason);
 void request_cut(c10::DeviceIndex device, const char* reason); // the same; no thread needs a value now
-void report_fallback(const Operator& op, const char* reason, uint32_t site);
 at::Tensor read_backend_data(const at::Tensor& stand_in);
 void set_callbacks(void* sync, void* fallback, void* read); // borrowed PyObject*, kept for the life of the process
+void set_keeps_frames(bool keeps); // whether their errors show frames of tarry
 
 void set_max_pending(uint32_t nodes);
 void set_forced_eager(const std::vector<std::string>& names);

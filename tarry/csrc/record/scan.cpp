@@ -4,6 +4,7 @@
 #include <ATen/ops/_neg_view.h>
 #include <ATen/ops/conj_physical.h>
 #include <ATen/ops/neg.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <cmath>
@@ -12,6 +13,7 @@
 #include "core/arguments.h"
 #include "device/hooks.h"
 #include "core/numbers.h"
+#include "record/host_mode.h"
 
 namespace tarry {
 
@@ -110,10 +112,15 @@ void Scan::host_tensor(const at::Tensor& tensor, bool is_mutable) {
     }
   }
   // As on any accelerator, a zero-dimensional host tensor mixes with device tensors.
-  const bool may_mix = (tensor.dim() == 0 && tensor.is_cpu()) || (op.has(kHostIndices) && !tensors.empty());
+  const bool may_mix = (tensor.dim() == 0 && tensor.is_cpu()) || (op.has(kHostIndices) && !tensors.empty()) ||
+      (tensor.is_cpu() && !is_mutable && takes_host_tensors());
   TORCH_CHECK(
       may_mix && !is_mutable, "Expected all tensors to be on the same device, but found at least two devices, tarry:0 and ",
       tensor.device(), "! (", op.name, "). Move the tensor with .to(\"tarry\") first.");
+  TORCH_CHECK(
+      !tensor.requires_grad() || tensor.dim() == 0 || !c10::GradMode::is_enabled(), op.name,
+      " was given a tensor on the CPU that requires a gradient, and tensors that tarry records. Make it inside tarry.lazy_mode, or "
+      "move it there first: x = x.detach().to(\"tarry\").requires_grad_()");
   DeviceState& target = state ? *state : device_state(-1);
   uploaded.push_front(upload(target, tensor));
   const at::Tensor& copy = uploaded.front();

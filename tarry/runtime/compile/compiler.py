@@ -145,4 +145,6 @@ class Compiler:
                 seconds=perf_counter() - start,
                 reason=build.reason,
                 background=background,
+                lines=recording.lines,
+                **recording.place,
             )

@@ -89,6 +89,10 @@ class Build:
             return found
         if not self.announced:
             self.announce(self.reason)
+        if not self.compiled:
+            recording = self.recording
+            size, lines = recording.num_operations, recording.lines
+            events.emit("compiling", operations=size, reason=self.reason, lines=lines, **recording.place)
         self.compiled += 1
         remote = self._compile_elsewhere(graph, sizes)
         made = self._compile_here(graph, sizes) if remote is None else self._loaded(graph, remote)
