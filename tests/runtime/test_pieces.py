@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,12 @@ Optimizer = Callable[..., torch.optim.Optimizer]
 class InPieces(InPlace):
     name = "in pieces"
     capabilities = Capabilities(updates_in_place=True, pieces=True)
+
+
+class PortablePieces(Portable):
+    """On module level: the process that compiles imports it by its name."""
+
+    capabilities = Capabilities(pieces=True)
 
 
 class Block(nn.Module):
@@ -178,14 +185,11 @@ def test_a_failure_in_a_middle_layer_changes_no_parameter() -> None:
 
 
 def test_another_depth_finds_its_layers_in_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Stored(Portable):
-        capabilities = Capabilities(pieces=True)
-
     monkeypatch.setattr(type(tarry.config), "cache_dir", property(lambda self: tmp_path))
     forward = [torch.tensor([1, 2, 3])] * 30
 
     def run(depth: int) -> tuple[int, int]:
-        with using(Stored()), tarry.config.override(store=True), record() as seen:
+        with using(PortablePieces()), tarry.config.override(store=True), record() as seen:
             net = Network(depth).to("tarry")
             with torch.no_grad():
                 net(torch.randn(3, 8).to("tarry"), [ids.to("tarry") for ids in forward[:depth]]).item()
@@ -197,6 +201,22 @@ def test_another_depth_finds_its_layers_in_the_store(tmp_path: Path, monkeypatch
     hits, missed = run(26)
     assert hits > 0, "the layer itself"
     assert missed < compiled, "what is before and after all layers at most"
+
+
+@pytest.mark.slow
+def test_in_the_background_each_kind_is_compiled_once(tmp_path: Path) -> None:
+    backend = PortablePieces(diary=tmp_path / "diary")
+    with using(backend), tarry.config.override(compile="background", store=False), record() as seen:
+        net = Network(20).to("tarry")
+        x, ids = torch.randn(3, 8).to("tarry"), _ids("tarry", 20)
+        with torch.no_grad():
+            losses = [net(x, ids).item() for _ in range(2)]
+            assert tarry.wait_for_compiles(120)
+            losses.append(net(x, ids).item())
+    (fields,) = [event.fields for event in seen if event.kind == "pieces"]
+    assert len(backend.compilers()) == fields["kinds"] < fields["calls"]
+    assert os.getpid() not in backend.compilers()
+    assert losses == pytest.approx([losses[0]] * 3)
 
 
 def test_the_text_names_each_piece_once() -> None:
