@@ -272,6 +272,7 @@ def _is_program() -> bool:
     """Whether this process is one that a user has started, and not a command of tarry's or a worker."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     is_ours = spec is not None and spec.name.partition(".")[0] in ("tarry", "benchmarks", "pytest")
+    is_ours = is_ours or "tarry.cli" in sys.modules  # which says more
     return not (is_ours or multiprocessing.parent_process() or C.in_bad_fork() or sys.flags.interactive)
 
 

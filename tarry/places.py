@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tarry import events
+from tarry.events import watched
 
 _PACKAGE = f"{Path(__file__).parent}/"
 _EXAMPLES = f"{_PACKAGE}examples/"
@@ -44,7 +44,7 @@ def of_caller() -> dict[str, Any]:
     """The fields of an event that say where the calling thread is, if somebody looks at events: `file` and `line` of
     the user's program, and `library`, the innermost line of a library below it, or "". Empty if it is not known: on a
     thread that runs nothing of the user's."""
-    if not events.watched():
+    if not watched():
         return {}
     library = ""
     frame: FrameType | None = sys._getframe(1)

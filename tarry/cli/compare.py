@@ -1,7 +1,8 @@
 """`tarry run --compare-eager N`: the first N steps in eager PyTorch as well, in a process of its own.
 
 Both processes seed all generators before the script begins, and note the loss (what `backward()` is called on) and the
-time of each step. `python -m tarry.cli.compare` is the eager one.
+time of each step. The eager one does not register the device "tarry" unless it has to: eager CUDA training fails where
+it is (PyTorch issue 161129).
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ from tarry.cli.script import run as run_script
 if TYPE_CHECKING:
     from rich.console import Console
 
+_EAGER = (
+    "import sys, tarry_command; tarry_command.defer_package(); from tarry.cli.compare import main; "
+    "raise SystemExit(main(sys.argv[1:]))"
+)
 TOLERANCE = 1e-3
 """Relative difference of two losses that is put down to rounding: compilers add in another order, and training makes
 more of a difference with each step."""
@@ -90,7 +95,7 @@ def run_eagerly(script: Script, source: str, device: str, steps: int, console: C
     with tempfile.TemporaryDirectory() as folder, console.status("") as status:
         path = Path(folder) / "losses.json"
         status.update(f"the first {steps} steps in eager PyTorch")
-        command = [sys.executable, "-m", "tarry.cli.compare", str(path), str(steps), source, device, *script.command]
+        command = [sys.executable, "-c", _EAGER, str(path), str(steps), source, device, *script.command]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if not path.exists():
             said = "\n".join(done.stderr.strip().splitlines()[-8:])
@@ -153,12 +158,11 @@ def main(arguments: list[str]) -> int:
 
     losses.watch(stop)
     if source == "cuda" and not device.startswith("cuda"):
+        import tarry
+
+        tarry.get_backend  # noqa: B018 - the first name that is asked for registers the device (tarry_command.py)
         from tarry.lazy.devices import Devices
         from tarry.lazy.mode import replacing
 
         replacing(Devices("cuda", "cpu")).__enter__()
     return run_script(Script(name, is_module, tuple(rest)), lambda: None, write)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

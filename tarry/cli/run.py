@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from contextlib import ExitStack
 
@@ -21,7 +22,7 @@ def run(options: argparse.Namespace) -> int:
         script = Script(options.script, False, tuple(options.arguments))
     source = options.source
     if source == "auto":
-        source = "cuda" if "cuda" in script.text() else "cpu"
+        source = "cuda" if re.search(r"\bcuda\b", script.text()) else "cpu"
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib.machinery
 import importlib.util
 import io
@@ -35,25 +36,21 @@ class Script:
         return [*(["-m"] if self.is_module else []), self.name, *self.arguments]
 
     def text(self) -> str:
-        """Its source, as far as it can be found; it is not run."""
-        try:
-            if not self.is_module:
-                return Path(self.name).read_text(errors="replace")
-            sys.path.insert(0, os.getcwd())
-            try:
-                origin = _spec(self.name).origin
-            finally:
-                del sys.path[0]
-            return Path(origin).read_text(errors="replace") if origin else ""
-        except (OSError, NoScriptError):
-            return ""
+        """Its source, as far as it can be found without importing anything."""
+        names = [self.name]
+        if self.is_module:
+            stems = [os.path.join(base, *self.name.split(".")) for base in (os.getcwd(), *sys.path)]
+            names = [name for stem in stems for name in (f"{stem}.py", os.path.join(stem, "__main__.py"))]
+        found = next((Path(name) for name in names if os.path.isfile(name)), None)
+        return "" if found is None else found.read_text(errors="replace")
 
     def load(self) -> tuple[CodeType, ModuleType]:
         """Its code and the module `__main__` for it; `sys.argv` and `sys.path` are the program's from here on."""
         main = ModuleType("__main__")
-        main.__dict__["__builtins__"] = __builtins__
+        main.__dict__["__builtins__"] = builtins
+        if not sys.flags.safe_path:  # python -P puts nothing there
+            sys.path[0] = os.getcwd() if self.is_module else str(Path(self.name).resolve().parent)
         if self.is_module:
-            sys.path[0] = os.getcwd()
             sys.argv = ["-m", *self.arguments]  # as Python has it while it looks for the module
             spec = _spec(self.name)
             main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
@@ -61,7 +58,6 @@ class Script:
             code = spec.loader.get_code(spec.name)  # type: ignore[union-attr]
         else:
             path = self.name
-            sys.path[0] = str(Path(path).resolve().parent)
             main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
             main.__package__ = None
             try:

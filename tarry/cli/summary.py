@@ -12,6 +12,8 @@ from tarry.cli.watch import Cost, Place, Watch
 
 SHOWN = 3
 """Reads and fallbacks that are named, the most expensive first."""
+REFERENCE = "eager"
+"""The backend that compiles nothing."""
 WORTH = 0.03
 """What part of the time of all steps a line must have cost to be worth advice."""
 
@@ -47,7 +49,7 @@ def _rows(watch: Watch, backend: str) -> Iterator[tuple[str, str]]:
         yield "time", _times(watch)
     else:
         yield "graphs", f"{watch.syncs} computed; no optimizer.step()"
-    yield "compiles", _compiles(watch)
+    yield "compiles", "none: operators run one by one" if backend == REFERENCE else _compiles(watch)
     yield from _costs("reads", watch.reads, "none: nothing waited for a value")
     yield from _costs("fallbacks", watch.fallbacks, "none: every operator was recorded")
 
@@ -60,7 +62,7 @@ def _times(watch: Watch) -> str:
     if before:
         parts.append(f"{duration(statistics.median(before))} a step without a program")
     if after:
-        parts.append(f"{duration(statistics.median(after))} with one")
+        parts.append(f"{duration(statistics.median(after))} {'with one' if before else 'a step'}")
     ratio = f" ({statistics.median(before) / statistics.median(after):.1f} times as fast)" if before and after else ""
     return (", ".join(parts) or "-") + ratio + f"; the first was over after {duration(watch.steps[0].seconds)}"
 

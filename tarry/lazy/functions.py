@@ -79,6 +79,18 @@ def device_argument(original: Function, devices: Devices) -> Function:
     return call
 
 
+def autocast_state(original: Function, devices: Devices) -> Function:
+    """`torch.is_autocast_enabled()`: without a name, it asks for CUDA's."""
+
+    @functools.wraps(original)
+    def is_enabled(*args: Any) -> Any:
+        if args or devices.source != "cuda":
+            return original(*args) if is_left_alone(devices) else original(*map(devices.replace, args))
+        return original() if is_left_alone(devices) else original(devices.target)
+
+    return is_enabled
+
+
 def autocast_init(original: Function, devices: Devices) -> Function:
     """`torch.autocast(device_type, dtype=None, ...)`: without a dtype, the one that the named device has."""
     default = {"cuda": torch.float16, "cpu": torch.bfloat16}[devices.source]

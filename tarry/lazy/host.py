@@ -18,12 +18,13 @@ _cpu = torch.Tensor.cpu  # before lazy mode replaces it
 
 def to_numpy(original: Function, devices: Devices) -> Function:
     """`tensor.numpy()`: a copy, and so one that cannot be written: on the CPU, a write would reach the tensor."""
+    cpu = torch.Tensor.cpu  # not ours: the table has that after this one
 
     @functools.wraps(original)
     def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
         if self.device.type != devices.target:
             return original(self, force=force)
-        array = original(_cpu(self), force=force)
+        array = original(cpu(self), force=force)
         array.flags.writeable = False
         return array
 

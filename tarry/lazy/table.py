@@ -61,11 +61,8 @@ _NAMED = (
     Entry("torch.amp.grad_scaler.GradScaler", ("__init__",), f.scaler_init),
     Entry("torch.amp", ("custom_fwd", "custom_bwd"), f.custom_function),
     Entry("torch.amp.autocast_mode", ("custom_fwd", "custom_bwd"), f.custom_function),
-    Entry(
-        "torch",
-        ("is_autocast_enabled", "set_autocast_enabled", "get_autocast_dtype", "set_autocast_dtype"),
-        f.device_argument,
-    ),
+    Entry("torch", ("is_autocast_enabled",), f.autocast_state),
+    Entry("torch", ("set_autocast_enabled", "get_autocast_dtype", "set_autocast_dtype"), f.device_argument),
     Entry("torch", ("get_device_module",), f.device_argument),
     Entry("torch.nn.functional", ("dropout",), f.host_dropout),
     Entry("torch", ("compile",), f.unchanged),

@@ -33,7 +33,7 @@ from tarry.runtime.closures import StepClosures
 from tarry.runtime.data import evacuate, ordinal_of, read_stand_in
 from tarry.runtime.dispatch import PlainDispatch, is_compiling, profiled, refuse_while_compiling
 from tarry.runtime.engine import Engine
-from tarry.runtime.graphs import save
+from tarry.runtime.graphs import SavedGraphs
 from tarry.tracebacks import leave
 
 _log = logging.getLogger("tarry")
@@ -46,6 +46,7 @@ class Runtime:
         self._lock = threading.RLock()
         self._engine = Engine()
         self._closures = StepClosures()
+        self._saved = SavedGraphs()
         self._backend: Backend | None = None
         self._in_flight = False
         self._choosing = threading.local()
@@ -216,7 +217,7 @@ class Runtime:
                         if self.observer is not None:
                             self.observer(batch)
                         if config.save_graphs is not None:
-                            save(batch, reason, config.save_graphs)
+                            self._saved.save(batch, reason, config.save_graphs)
                         batch.unawaited = not awaited
                         self._serve(backend, batch, reason)
             C.raise_owed()

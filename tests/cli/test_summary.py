@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
+from rich.console import Console
+
 from tarry.cli.compare import Losses, verdict
+from tarry.cli.progress import CompileProgress
 from tarry.cli.summary import summary
 from tarry.cli.watch import Cost, Place, Step, Watch
 from tarry.events import Event
@@ -41,6 +47,21 @@ def test_what_it_says() -> None:
     assert "train.py:40  aten::nonzero: 9 x 22 ms = 200 ms, by /x/lib.py:3" in said
     assert "train.py:31: a wait in every step" in said
     assert "aten::nonzero runs by itself, because its result depends on data" in said
+
+
+def test_progress_is_a_line_in_a_log_and_leaves_stdout_alone() -> None:
+    file = io.StringIO()
+    progress, stdout = CompileProgress(Console(file=file, width=200)), sys.stdout
+    fields = {"operations": 412, "reason": "", "lines": ("a.py:1", "/nowhere/a/b/train.py:24")}
+    for seconds in (41.0, 0.01):
+        progress(Event("compiling", fields))
+        progress(Event("compile", {**fields, "seconds": seconds}))
+    assert file.getvalue() == "tarry: a step of 412 operators (.../a/b/train.py:24) compiled in 41.0 s: first time\n"
+    terminal = CompileProgress(Console(file=file, width=200, force_terminal=True))
+    terminal(Event("compiling", fields))
+    assert sys.stdout is stdout
+    terminal.close()
+    assert "tarry compiles a step of 412 operators" in file.getvalue()
 
 
 def test_no_advice_about_what_costs_nothing() -> None:

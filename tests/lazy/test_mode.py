@@ -120,6 +120,7 @@ def test_mixed_precision() -> None:
     x = torch.ones(4, 4, device="cuda", requires_grad=True)
     with torch.autocast("cuda"):
         assert torch.is_autocast_enabled("cuda")
+        assert torch.is_autocast_enabled()
         assert (x @ x).dtype == torch.float16  # what CUDA has by default
     with torch.autocast(device_type="cuda", dtype=torch.bfloat16):
         assert (x @ x).dtype == torch.bfloat16
