@@ -374,7 +374,11 @@ class Runtime:
 
     def on_batch(self, batch: Batch, reason: str) -> None:
         """A read needs a batch that the native part has collected and does not compute by itself. The lock is held."""
-        self._serve(self.backend, batch, reason)
+        handled = sys.exc_info()[1]
+        try:
+            self._serve(self.backend, batch, reason)
+        except Exception as error:
+            raise leave(error, handled)  # noqa: B904 - it is the same error
 
     def on_failure(self, error: str) -> None:
         """A step that the native part has computed by itself has failed; its error is about to be raised."""

@@ -80,7 +80,9 @@ def test_a_small_step_does_not_come_to_python(served: Served) -> None:
     assert served.by_python() == 1, "eleven operators are too many"
     large = torch.ones(limits.SMALL_BYTES).to("tarry")
     assert large.sum().item() == limits.SMALL_BYTES
-    assert served.by_python() == 1, "that is too large"
+    assert served.by_python() == 0, "no result is large"
+    assert (large + 1).sum().item() == 2 * limits.SMALL_BYTES
+    assert served.by_python() == 1, "a result is too large"
 
 
 @pytest.mark.usefixtures("small")

@@ -170,8 +170,11 @@ bool is_small(const Batch& batch) {
     return false;
   }
   for (const NodePtr& node : batch.order) {
+    if (is_input(*node)) {
+      continue;
+    }
     // A kernel in Python may have the garbage collector run a finaliser that asks for a value: Runtime._serve keeps it off.
-    if (!is_input(*node) && (--operations < 0 || !node->op->has(kListed))) {
+    if (--operations < 0 || !node->op->has(kListed)) {
       return false;
     }
     for (uint32_t i = 0; i < node->outputs(); ++i) {

@@ -39,7 +39,7 @@ bool is_watched();
 void set_compiling(bool on); // on this thread: a value that is asked for meanwhile is an error, which the Python runtime raises
 bool is_compiling();
 
-// Steps of up to so many operators, whose values take up to so many bytes, are small. 0 operators: no step is. Before this is
+// Steps of up to so many operators, whose results take up to so many bytes, are small. 0 operators: no step is. Before this is
 // called there is no backend, and nothing is served here.
 void set_small_step(int64_t operations, int64_t bytes);
 bool is_small(const Batch& batch);
