@@ -16,5 +16,6 @@ MODULES = {
     "generation": "benchmarks.generation",
     "memory": "benchmarks.memory",
     "custom-ops": "benchmarks.custom_ops",
+    "reads": "benchmarks.reads",
 }
 """The benchmarks by their names on the command line; each module has a `main(arguments)`."""

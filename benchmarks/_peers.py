@@ -29,8 +29,8 @@ class Peer(ABC):
     def end_step(self) -> None:  # noqa: B027 - only LTC needs it
         """What a training loop must call after `optimizer.step()`."""
 
-    def ready(self) -> None:  # noqa: B027 - only tarry compiles in the background
-        """Wait until what has been compiled for the steps so far is in use."""
+    def ready(self, timeout: float | None = None) -> None:  # noqa: B027 - only tarry compiles in the background
+        """Wait until what has been compiled for the steps so far is in use, for some seconds at most."""
 
 
 class Eager(Peer):
@@ -109,10 +109,10 @@ class Tarry(Peer):
 
         tarry.mark_step(wait=True)
 
-    def ready(self) -> None:
+    def ready(self, timeout: float | None = None) -> None:
         import tarry
 
-        tarry.wait_for_compiles()
+        tarry.wait_for_compiles(timeout)
 
 
 class Replayed(Tarry):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 import torch
 
-from tarry import device, metrics
+from tarry import device, events, metrics
 from tarry.backends import registry
 from tarry.backends.base import Backend, Policy
 from tarry.codegen.op_table import Kind, load_table
@@ -181,6 +181,15 @@ def explain(*tensors: torch.Tensor, stage: str = "recorded") -> str:
 
 
 def _on_config(name: str, value: Any) -> None:
+    if name == "compile":
+        _runtime.on_policy()
+        return
+    if name == "fallback":
+        C.set_watched("fallback", value == "error")
+        return
+    if name == "save_graphs":
+        C.set_watched("writer", value is not None)
+        return
     forget_replays()
     if name == "force_fallback":
         C.set_forced_eager(_overloads(value))
@@ -250,6 +259,17 @@ def _counters() -> dict[str, int]:
     return dict(total)
 
 
+def _fallbacks() -> list[tuple[str, str, int, int]]:
+    return [found for index in range(C.device_count()) for found in C.fallbacks(index)]
+
+
+def _seconds() -> dict[str, float]:
+    total: Counter[str] = Counter()
+    for index in range(C.device_count()):
+        total.update(C.seconds(index))
+    return dict(total)
+
+
 def _reset_counters() -> None:
     for index in range(C.device_count()):
         C.reset_counters(index)
@@ -279,7 +299,15 @@ def _is_program() -> bool:
 def _install() -> None:
     for package in (Path(torch.__file__).parent, Path(__file__).parent):
         C.add_internal_path(f"{package}/")
-    C.set_callbacks(_runtime.on_sync, _runtime.on_fallback, _runtime.on_read)
+    C.set_callbacks(
+        _runtime.on_sync,
+        _runtime.on_batch,
+        _runtime.on_failure,
+        _runtime.on_program_failure,
+        _runtime.on_fallback,
+        _runtime.on_read,
+    )
+    events.attach(functools.partial(C.set_watched, "subscriber"))
     for entry in load_table(config.cache_dir):
         if entry.kind in (Kind.RECORD, Kind.KERNEL):
             C.register_operator(entry.name, entry.flags, entry.kind is Kind.KERNEL)
@@ -288,7 +316,7 @@ def _install() -> None:
     hooks.guard_grad_scaler()
     _runtime.after_finish = hooks.settle
     device.module.attach(_runtime.seed, _runtime.memory_info)
-    metrics.attach(_counters, _reset_counters, _runtime.backend_metrics)
+    metrics.attach(_counters, _fallbacks, _seconds, _reset_counters, _runtime.backend_metrics)
     config.subscribe(_on_config)
     atexit.register(_at_exit)
 

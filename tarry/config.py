@@ -98,7 +98,7 @@ class Config:
         _fallback,
         str,
         """What happens when an operator has to run eagerly: "allow" (it is counted) or "error".""",
-        False,
+        True,
     )
     force_fallback = Setting(
         "TARRY_FORCE_FALLBACK",
@@ -147,7 +147,7 @@ class Config:
         lambda text: text or None,
         """What a step does whose graph has no program yet: "wait" for the compiler; run on the reference path while a
         graph that comes again is compiled in the "background"; "never" compile. None: what the backend prefers.""",
-        False,
+        True,
     )
     store = _flag("TARRY_STORE", True, "Whether compiled programs are kept on disk for other processes (`cache_dir`).")
     max_stored_bytes = _whole(
@@ -169,7 +169,7 @@ class Config:
         _folder,
         lambda text: text or None,
         """A folder to write the graph of each step to, as text: each graph once, and a line for each step.""",
-        False,
+        True,
     )
     full_tracebacks = _flag(
         "TARRY_FULL_TRACEBACKS", False, "Whether errors show the frames of tarry that they came through.", told=True

@@ -39,6 +39,7 @@ class Event:
 _subscribers: list[Callable[[Event], None]] = []
 _counters: list[Callable[[str, dict[str, Any]], None]] = []
 _lock = threading.Lock()
+_watched: Callable[[bool], None] = lambda watched: None  # noqa: E731 - replaced when the native part is loaded
 
 
 def emit(kind: str, **fields: Any) -> None:
@@ -61,11 +62,21 @@ def subscribe(subscriber: Callable[[Event], None]) -> Iterator[None]:
     """Within the block, `subscriber(event)` is called for each event, on the thread where it happens."""
     with _lock:
         _subscribers.append(subscriber)
+        _watched(True)
     try:
         yield
     finally:
         with _lock:
             _subscribers.remove(subscriber)
+            _watched(bool(_subscribers))
+
+
+def attach(watched: Callable[[bool], None]) -> None:
+    """Have `watched(True)` called when there is a subscriber, `watched(False)` when there is none any more."""
+    global _watched
+    with _lock:
+        _watched = watched
+        watched(bool(_subscribers))
 
 
 def count_with(counter: Callable[[str, dict[str, Any]], None]) -> None:

@@ -15,6 +15,8 @@ _seconds: Counter[str] = Counter()
 _sites: Counter[tuple[str, str]] = Counter()  # (operator, file:line) of each fallback
 _reasons: Counter[str] = Counter()  # of compiles that another one would have spared
 _native: Callable[[], dict[str, int]] = dict
+_native_fallbacks: Callable[[], list[tuple[str, str, int, int]]] = list
+_native_seconds: Callable[[], dict[str, float]] = dict
 _reset_native: Callable[[], None] = lambda: None  # noqa: E731 - replaced when the native part is loaded
 _backend: Callable[[], dict[str, float]] = dict
 
@@ -39,11 +41,16 @@ events.count_with(_count)
 
 
 def attach(
-    native: Callable[[], dict[str, int]], reset: Callable[[], None], backend: Callable[[], dict[str, float]]
+    native: Callable[[], dict[str, int]],
+    fallbacks: Callable[[], list[tuple[str, str, int, int]]],
+    seconds: Callable[[], dict[str, float]],
+    reset: Callable[[], None],
+    backend: Callable[[], dict[str, float]],
 ) -> None:
-    """Give the source of the counters that the native part keeps, and of those that the backend keeps."""
-    global _native, _reset_native, _backend
-    _native, _reset_native, _backend = native, reset, backend
+    """Give the sources of what the native part counts (events, operators that ran eagerly, with their lines, and times)
+    and of the counters of the backend."""
+    global _native, _native_fallbacks, _native_seconds, _reset_native, _backend
+    _native, _native_fallbacks, _native_seconds, _reset_native, _backend = native, fallbacks, seconds, reset, backend
 
 
 def counters() -> dict[str, float]:
@@ -51,13 +58,17 @@ def counters() -> dict[str, float]:
     the backend counts, under its name (`xla/...`), which `reset` leaves alone."""
     own = _backend()
     with _lock:
-        return {**_native(), **_counts, **own}
+        total: Counter[str] = Counter(_native())
+        total.update(_counts)
+        return {**total, **own}
 
 
 def seconds() -> dict[str, float]:
     """Time spent in `compile`, `execute` and `sync`."""
     with _lock:
-        return dict(_seconds)
+        total: Counter[str] = Counter(_seconds)
+        total.update(_native_seconds())
+        return dict(total)
 
 
 def reset() -> None:
@@ -83,7 +94,10 @@ def report() -> str:
             "torch.set_num_threads() changes that"
         )
     with _lock:
-        sites, reasons = _sites.most_common(), _reasons.most_common()
+        found, reasons = Counter(_sites), _reasons.most_common()
+    for op, file, line, count in _native_fallbacks():
+        found[op, f"{file}:{line}"] += count
+    sites = found.most_common()
     if reasons:
         lines.append("compiled again")
         lines.extend(f"  {count:>4}  {reason}" for reason, count in reasons)

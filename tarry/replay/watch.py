@@ -92,7 +92,7 @@ class Watch:
             if not self._is_met:
                 self._snapshots.append(C.Snapshot(batch, self._trace))
 
-        runtime.observer = observe
+        runtime.observe(observe)
         self._host = HostWatch(self._trace, self._guards.counts.keys()) if self._sees_host else None
         try:
             with self._host or nullcontext(), self.rates:
@@ -104,7 +104,7 @@ class Watch:
             self._first_serial = self._trace.first_serial
             self.disturbed = self.disturbed or self._trace.shared
         finally:
-            runtime.observer = None
+            runtime.observe(None)
             del self._trace
         return result
 

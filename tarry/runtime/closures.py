@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tarry.native import C
 from tarry.runtime import limits
 
 
@@ -33,6 +34,7 @@ class StepClosures:
         snapshots = tuple(tensor.detach().clone() for tensor in tensors)
         with self._lock:
             self._waiting.append((function, snapshots))
+            C.set_watched("closure", True)
 
     def run(self, *, failed: bool = False) -> None:
         """The step is done: hand the waiting closures to the worker. Errors of earlier ones are raised here, unless the
@@ -45,6 +47,7 @@ class StepClosures:
                 raise error
             waiting, self._waiting = self._waiting, []
             self._unfinished += len(waiting)
+            C.set_watched("closure", bool(self._errors))
             if waiting and self._worker is None:
                 self._worker = threading.Thread(target=self._work, name="tarry-closures", daemon=True)
                 self._worker.start()
@@ -74,6 +77,7 @@ class StepClosures:
             except BaseException as error:
                 with self._lock:
                     self._errors.append(error)
+                    C.set_watched("closure", True)
             finally:
                 with self._done:
                     self._unfinished -= 1

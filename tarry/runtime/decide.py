@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from tarry.backends.base import Policy
+from tarry.backends.base import Backend, Policy
+from tarry.runtime import limits
 from tarry.runtime.entry import Entry, Reason, State
 
+SMALL = Reason("it is small: no program would be worth its making")
 NEVER = Reason("nothing is to be compiled")
 NEW = Reason("it is new")
 COMPILING = Reason("its program is being compiled")
@@ -57,6 +59,16 @@ class RefuseRecompile:
 Decision: TypeAlias = Run | Interpret | CompileNow | Submit | RefuseRecompile
 NO_FACTS = Facts()
 _RUN = Run()  # one object: this is the decision of nearly every step
+
+
+def small_step(backend: Backend, policy: Policy) -> tuple[int, int]:
+    """Up to how many operators, and bytes of values, a step is computed by the reference path whatever is known of it.
+    The native part does so without Python (csrc/execute/serve.h). (0, 0): none is."""
+    if policy == "wait" or backend.capabilities.opaque_data or type(backend).prepare is not Backend.prepare:
+        return 0, 0  # a program is asked for, the data are the backend's own, or it takes steps as they were recorded
+    if policy == "never":
+        return limits.ALL, limits.ALL
+    return limits.SMALL_OPERATIONS, limits.SMALL_BYTES
 
 
 def decide(entry: Entry[Any], facts: Facts, policy: Policy) -> Decision:

@@ -24,7 +24,6 @@ from tarry.errors import TarryError
 from tarry.native import C
 
 T = TypeVar("T")
-_state = threading.local()
 
 
 class PlainDispatch:
@@ -60,12 +59,12 @@ def _modes_off() -> ExitStack:
 @contextmanager
 def compiling() -> Iterator[None]:
     """On a thread of its own, where nothing is switched on: what is done in the block is compiling."""
-    _state.compiling = True
+    C.set_compiling(True)
     try:
         with torch.no_grad():
             yield
     finally:
-        _state.compiling = False
+        C.set_compiling(False)
 
 
 def isolated(function: Callable[[], T]) -> T:
@@ -98,15 +97,10 @@ def isolated(function: Callable[[], T]) -> T:
     return outcome[0]
 
 
-def is_compiling() -> bool:
-    """Whether a backend compiles on this thread."""
-    return getattr(_state, "compiling", False)
-
-
 def refuse_while_compiling() -> None:
     """Raise if a backend asks for a value on device 'tarry' while it compiles: the step it compiles has to come
     first."""
-    if is_compiling():
+    if C.is_compiling():
         raise TarryError(
             "a value on device 'tarry' was asked for while a backend compiles. Backends work on the graph they are "
             "given, and on tensors of the real device."

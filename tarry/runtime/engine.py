@@ -26,6 +26,7 @@ from tarry.runtime.decide import (
     NEW,
     NO_FACTS,
     QUEUE_FULL,
+    SMALL,
     SWITCHED,
     CompileNow,
     Facts,
@@ -69,6 +70,10 @@ class Engine:
         self._families = Families()
         self._sites = Sites()
 
+    def forget_served(self) -> None:
+        """Have the native part run no program by itself: what is decided about graphs may be another thing now."""
+        self._entries.forget_served()
+
     def clear(self) -> None:
         """Forget all graphs: another backend comes."""
         self._entries.clear()
@@ -81,6 +86,9 @@ class Engine:
             _execute(backend, SWITCHED.run, batch)  # a program would compute under those that are set now
             return
         policy = self.compiler.policy(backend)
+        if batch.is_small:  # as the native part has computed it, but for somebody who watches
+            _execute(backend, (NEVER if policy == "never" else SMALL).run, batch)
+            return
         found = self._look_up(backend, batch, policy)
         while True:  # a second time after CompileNow, a third time if that came to nothing for a range of sizes
             entry = found.entry
@@ -88,7 +96,10 @@ class Engine:
             match decide(entry, facts, policy):
                 case Run():
                     program: Any = entry.made if found.program is None else found.program.run
+                    key = batch.key
                     _execute(backend, program, batch, found.symbols)
+                    if isinstance(entry, GraphEntry) and isinstance(found.program, Program):
+                        self._serve(key, entry, found.program)
                     return
                 case Interpret(reason):
                     self._interpret(backend, found, batch, reason)
@@ -115,6 +126,13 @@ class Engine:
             return None
         made = isolated(lambda: self.compiler.compile_graph(backend, recording.take(), background=False))
         return None if isinstance(made, Reason) else made.text()
+
+    def _serve(self, key: tuple[int, int], entry: GraphEntry, program: Program) -> None:
+        """Have the native part run a program by itself, if it can: `decide` says to run it whenever its graph comes."""
+        variants = entry.made
+        if program.servable and isinstance(variants, Variants):
+            constants = variants.constants(program)
+            self._entries.serve(key, entry, program, lambda structure: program.serve(structure, constants))
 
     # ---- looking up
 

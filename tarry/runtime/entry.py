@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, TypeVar
@@ -114,11 +115,14 @@ def _why_failed(error: BaseException | None) -> str:
 
 class EntryCache(Generic[E]):
     """Entries by the hash of their graph. One hash may have several: it may collide, but an entry must not be taken for
-    another, so the structure is compared. The least recently used ones go first."""
+    another, so the structure is compared. The least recently used ones go first.
+
+    Programs of some are served by the native part, which has a table of its own (csrc/execute/serve.h)."""
 
     def __init__(self) -> None:
         self._buckets: OrderedDict[tuple[int, int], list[tuple[C.Structure, E]]] = OrderedDict()
         self._size = 0
+        self._served: dict[E, list[object]] = {}
 
     def find(self, batch: Batch) -> E | None:
         """The entry of a batch's structure."""
@@ -137,12 +141,33 @@ class EntryCache(Generic[E]):
         self._buckets.setdefault(batch.key, []).append((batch.structure(), entry))
         self._size += 1
         while self._size > config.max_cached_programs and len(self._buckets) > 1:
-            _, bucket = self._buckets.popitem(last=False)
+            key, bucket = next(iter(self._buckets.items()))
+            if any(C.was_served(structure) for structure, _ in bucket):
+                self._buckets.move_to_end(key)  # it was used, unseen by find()
+                continue
+            for structure, gone in self._buckets.pop(key):
+                C.forget_program(structure)
+                self._served.pop(gone, None)
             self._size -= len(bucket)
         return entry
 
+    def serve(self, key: tuple[int, int], entry: E, program: object, tell: Callable[[C.Structure], None]) -> None:
+        """Have the native part told, once, of a program of an entry that it may run by itself."""
+        served = self._served.setdefault(entry, [])
+        if program not in served:
+            for structure, other in self._buckets.get(key, ()):
+                if other is entry:
+                    served.append(program)
+                    tell(structure)
+
+    def forget_served(self) -> None:
+        """Have no program served by the native part."""
+        C.forget_programs()
+        self._served.clear()
+
     def clear(self) -> None:
         """Forget all entries."""
+        self.forget_served()
         self._buckets.clear()
         self._size = 0
 

@@ -7,6 +7,17 @@ from __future__ import annotations
 
 # ---- how much is compiled
 
+SMALL_OPERATIONS = 8
+"""Operators of a graph that is computed by the reference path for good, unless the policy is to wait for programs. A
+program would save a microsecond of each at most, and takes seconds of a core to make. Code that reads often - hooks,
+masks, loops that look at each action - is made of such graphs."""
+
+SMALL_BYTES = 1 << 17
+"""What the results of its operators may take. With more, the time goes into memory, where a program helps."""
+
+ALL = 1 << 62
+"""More operators and bytes than any graph has."""
+
 MAX_VARIANTS = 8
 """Programs of one graph that differ in the numbers that are constants to them. After that many the reference path runs
 other numbers: compiling costs more than it saves."""

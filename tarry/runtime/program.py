@@ -6,7 +6,7 @@ results, and what their faults are turned into. A backend only sees graphs, data
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -110,6 +110,17 @@ class Program:
     def is_native(self) -> bool:
         """Whether the program runs without Python; it then knows all its operators."""
         return self._native is not None
+
+    @property
+    def servable(self) -> bool:
+        """Whether the native part may run it by itself: it needs no Python, and what it updates need not be copied."""
+        return self._native is not None and self._proven
+
+    def serve(self, structure: C.Structure, constants: Mapping[int, PythonNumber]) -> None:
+        """Have the native part run this program, which is servable, by itself: for batches of this structure whose
+        numbers, where they are constants to it, are these."""
+        assert self._native is not None
+        C.remember_program(structure, dict(constants), self._native, self._update, self._diagnose)
 
     def run_native(self, batch: Batch, symbols: Symbols = ()) -> None:
         """As `run`, for a native program, which reads the numbers itself."""

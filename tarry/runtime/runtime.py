@@ -31,7 +31,8 @@ from tarry.runtime import limits
 from tarry.runtime.choose import default_name, instance, is_importing_torch
 from tarry.runtime.closures import StepClosures
 from tarry.runtime.data import evacuate, ordinal_of, read_stand_in
-from tarry.runtime.dispatch import PlainDispatch, is_compiling, profiled, refuse_while_compiling
+from tarry.runtime.decide import small_step
+from tarry.runtime.dispatch import PlainDispatch, profiled, refuse_while_compiling
 from tarry.runtime.engine import Engine
 from tarry.runtime.graphs import SavedGraphs
 from tarry.tracebacks import leave
@@ -43,17 +44,15 @@ class Runtime:
     """The state of the runtime: the backend, its compiled programs, and the closures that wait for a step's end."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = C.step_lock()
         self._engine = Engine()
         self._closures = StepClosures()
         self._saved = SavedGraphs()
         self._backend: Backend | None = None
-        self._in_flight = False
         self._choosing = threading.local()
         self.generation = 0
         """Grows when all programs are forgotten: what was prepared for the old backend is void then."""
-        self.observer: Callable[[C.Batch], None] | None = None
-        """Called with each batch before it runs."""
+        self._observer: Callable[[C.Batch], None] | None = None
         self.after_finish: Callable[[], None] = lambda: None
         """Called when a step is computed, or has failed, before its error is raised."""
         self.closures_added = 0
@@ -116,6 +115,7 @@ class Runtime:
                     self._start(old, None, None)  # its data were moved out: it begins anew
                 raise
             self._engine.compiler.chosen = compile_
+            self.on_policy()
 
     def _start(self, backend: Backend, device: str | None, before: Backend | None) -> None:
         was_on = backend.device
@@ -194,7 +194,20 @@ class Runtime:
             finally:
                 self._lock.release()
 
+    def on_policy(self) -> None:
+        """The policy may have changed: tell the native part which steps it serves by itself."""
+        if self._backend is None:
+            return
+        with self._lock:
+            self._engine.forget_served()
+            C.set_small_step(*small_step(self._backend, self._engine.compiler.policy(self._backend)))
+
     # ---- syncing
+
+    def observe(self, observer: Callable[[C.Batch], None] | None) -> None:
+        """Have `observer` called with each batch before it runs."""
+        self._observer = observer
+        C.set_watched("observer", observer is not None)
 
     def sync_all(self, reason: str, *, awaited: bool = True) -> None:
         """Compute everything that is pending on any device."""
@@ -203,19 +216,21 @@ class Runtime:
 
     def sync(self, reason: str, device: int = 0, *, awaited: bool = True) -> None:
         """Compute everything that is pending on a device; if that is not awaited, perhaps while this thread goes on."""
+        if C.serve(device, reason, awaited):
+            return
         refuse_while_compiling()
         backend = self.backend  # before the lock: see _choose
         try:
             with self._lock:  # as _alone(), without what a context manager in Python costs
-                if self._in_flight:
+                if self._lock.in_step:
                     raise _in_mid_step()
                 backend = self._backend or backend
                 if awaited or not C.is_in_flight(device):
                     self._finish(device)
                     batch = C.collect(device)
                     if batch is not None:
-                        if self.observer is not None:
-                            self.observer(batch)
+                        if self._observer is not None:
+                            self._observer(batch)
                         if config.save_graphs is not None:
                             self._saved.save(batch, reason, config.save_graphs)
                         batch.unawaited = not awaited
@@ -234,19 +249,7 @@ class Runtime:
         if failed is None:
             self.after_finish()
             return
-        self._in_flight = True
-        try:
-            try:
-                failed.rethrow()
-            except Exception as error:
-                failed.diagnose(failed.batch, error)
-        except BaseException as error:
-            events.emit("error", stage="execute", backend=self.backend.name, error=repr(error))
-            raise
-        finally:
-            self._in_flight = False
-            failed.close()
-            self.after_finish()
+        self.on_program_failure(failed.batch, failed.diagnose, failed.rethrow, failed.close)
 
     def finish_all(self) -> None:
         """Wait for steps that were handed over, and raise their errors."""
@@ -263,7 +266,7 @@ class Runtime:
         Gives its results, or why it cannot be run now."""
         refuse_while_compiling()
         with self._lock:
-            if self._in_flight:
+            if self._lock.in_step:
                 raise _in_mid_step()
             self._finish(replay.batch.device)
             if C.pending(replay.batch.device):
@@ -283,11 +286,11 @@ class Runtime:
         operations = batch.num_operations  # its nodes are not ours any more when it is handed over
         collects = gc.isenabled()
         try:  # first: an interrupt may come after any call
-            self._in_flight = True
+            self._lock.in_step = True
             gc.disable()  # a finaliser that needs a value could not be served in the middle of a step
             profiled("tarry::step", self._compute, backend, batch)
         finally:
-            self._in_flight = False
+            self._lock.in_step = False
             if collects:
                 gc.enable()
         seconds = perf_counter() - start
@@ -305,7 +308,7 @@ class Runtime:
         """Wait for a step that another thread runs; a step of this thread's own cannot be waited for."""
         refuse_while_compiling()
         with self._lock:
-            if self._in_flight:
+            if self._lock.in_step:
                 raise _in_mid_step()
             yield
 
@@ -370,12 +373,48 @@ class Runtime:
         except Exception as error:
             raise leave(error, handled)  # noqa: B904 - it is the same error
 
+    def on_batch(self, batch: Batch, reason: str) -> None:
+        """A read needs a batch that the native part has collected and does not compute by itself. The lock is held."""
+        handled = sys.exc_info()[1]
+        try:
+            self._serve(self.backend, batch, reason)
+        except Exception as error:
+            raise leave(error, handled)  # noqa: B904 - it is the same error
+
+    def on_failure(self, error: str) -> None:
+        """A step that the native part has computed by itself has failed; its error is about to be raised."""
+        self.after_finish()
+        events.emit("error", stage="execute", backend=self.backend.name, error=error)
+
+    def on_program_failure(
+        self,
+        batch: Batch,
+        diagnose: Callable[[Batch, Exception], None],
+        rethrow: Callable[[], None],
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """A program has failed that the native part has run: the reference path computes its batch, and its error is
+        raised. The lock is held."""
+        self._lock.in_step = True
+        try:
+            try:
+                rethrow()
+            except Exception as error:
+                diagnose(batch, error)
+        except BaseException as error:
+            events.emit("error", stage="execute", backend=self.backend.name, error=repr(error))
+            raise
+        finally:
+            self._lock.in_step = False
+            close()
+            self.after_finish()
+
     def _is_inside_step(self) -> bool:
         """Whether this thread computes or compiles a step; if another does, wait for it."""
-        if is_compiling():
+        if C.is_compiling():
             return True
         with self._lock:
-            return self._in_flight
+            return self._lock.in_step
 
     def on_read(self, stand_in: torch.Tensor) -> torch.Tensor:
         """The real tensor for one that stands in for data of the backend's own."""

@@ -67,6 +67,10 @@ class Variants:
         """The program that was compiled for these numbers."""
         return next((program for guard, program in self._variants if guard.accepts(numbers)), None)
 
+    def constants(self, program: Program) -> Mapping[int, PythonNumber]:
+        """The numbers that are constants to one of the programs."""
+        return next(guard.constants for guard, made in self._variants if made is program)
+
     def accept(self, program: Program | Reason | None, symbols: Symbols) -> bool:
         """Whether a program is right for these sizes; if there is none for the numbers at hand, whether any is."""
         if program is None:

@@ -29,7 +29,9 @@ import json, sys
 import torch
 from torch import nn
 import tarry
+from tarry.runtime import limits
 
+limits.SMALL_OPERATIONS = 0  # small graphs get programs, too
 torch.set_num_threads(1)
 tarry.set_backend("inductor", compile=sys.argv[1])
 torch.manual_seed(0)
@@ -60,7 +62,7 @@ import tarry
 from tarry.runtime import limits
 from tests.support.sized import generate
 
-limits.FAMILY_SECONDS = 0.0  # a tiny model, which would not be worth it
+limits.SMALL_OPERATIONS, limits.FAMILY_SECONDS = 0, 0.0  # a tiny model, which would not be worth it
 torch.set_num_threads(1)
 tarry.set_backend("inductor", compile="background")
 tokens = []

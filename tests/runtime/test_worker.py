@@ -162,7 +162,9 @@ PROGRAM = """
 import os, sys, time, signal
 from pathlib import Path
 import torch, tarry
+from tarry.runtime import limits
 from tests.runtime.portable import Portable
+limits.SMALL_OPERATIONS = 0  # small graphs get programs, too
 backend = Portable(diary=Path(sys.argv[1]), manner="slow", recipe={recipe})
 tarry.set_backend(backend, compile="background")
 x = torch.ones(2).to("tarry")

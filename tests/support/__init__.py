@@ -65,6 +65,22 @@ def restore_backend(backend: Any) -> None:
         tarry.set_backend(backend)
 
 
+@pytest.fixture(autouse=True)
+def programs_for_small_graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For the conftest.py of a folder whose tests are about programs: graphs get one however small they are."""
+    if DEVICE != "tarry":
+        yield
+        return
+    from tarry._api import _runtime
+    from tarry.runtime import limits
+
+    with monkeypatch.context() as patch:
+        patch.setattr(limits, "SMALL_OPERATIONS", 0)
+        _runtime.on_policy()
+        yield
+    _runtime.on_policy()
+
+
 def counters(name: str = DEVICE) -> dict[str, float]:
     """The device's counters; empty for a device that has none."""
     if name != "tarry":

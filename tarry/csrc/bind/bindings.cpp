@@ -22,6 +22,7 @@
 #include "record/provenance.h"
 #include "execute/raw_graph.h"
 #include "record/probe.h"
+#include "execute/serve.h"
 #include "record/record.h"
 
 namespace py = pybind11;
@@ -77,9 +78,11 @@ DeviceState& state_of(int device) {
 
 void bind_settings(py::module& m) {
   m.def("register_operator", &register_operator);
-  m.def("set_callbacks", [](py::object sync, py::object fallback, py::object read) {
-    set_callbacks(sync.ptr(), fallback.ptr(), read.ptr());
-  });
+  m.def(
+      "set_callbacks",
+      [](py::object sync, py::object batch, py::object failure, py::object diagnose, py::object fallback, py::object read) {
+        set_callbacks({sync.ptr(), batch.ptr(), failure.ptr(), diagnose.ptr(), fallback.ptr(), read.ptr()});
+      });
   m.def("set_real_device", [](int index, const std::string& device) {
     set_real_device(static_cast<c10::DeviceIndex>(index), c10::Device(device));
   });
@@ -112,6 +115,24 @@ void bind_counters(py::module& m) {
       result["handed_over"] = executor.counts.submitted;
       result["overlapped"] = executor.counts.overlapped;
     }
+    const ServedCounts& served = executor.served;
+    const std::pair<const char*, uint64_t> steps[] = {
+        {"sync", served.interpreted + served.run},
+        {"execute", served.interpreted + served.run},
+        {"reference", served.interpreted},
+        {"cache_hit", served.run}};
+    for (const auto& [name, count] : steps) {
+      if (count) {
+        result[name] = count;
+      }
+    }
+    std::map<std::string, uint64_t> fallbacks;
+    for (const auto& [place, count] : executor.served.fallbacks) {
+      fallbacks["fallback/" + place.first->name] += count;
+    }
+    for (const auto& [name, count] : fallbacks) {
+      result[name.c_str()] = count;
+    }
     if (executor.counts.no_cores) {
       result["run_ahead_off"] = executor.counts.no_cores;
     }
@@ -123,7 +144,38 @@ void bind_counters(py::module& m) {
     state.recorded = state.reused = 0;
     state.executor->speculator.used = state.executor->speculator.missed = 0;
     state.executor->counts = {};
+    state.executor->served = {};
   });
+  m.def(
+      "fallbacks",
+      [](int device) {
+        auto& state = state_of(device);
+        std::lock_guard<std::mutex> guard(state.mutex);
+        py::list found;
+        for (const auto& [place, count] : state.executor->served.fallbacks) {
+          const auto [file, line] = site_location(place.second);
+          found.append(py::make_tuple(place.first->name, file, line, count));
+        }
+        return found;
+      },
+      "Operators that ran eagerly, as counted here: name, file, line, how often.");
+  m.def(
+      "seconds",
+      [](int device) {
+        auto& state = state_of(device);
+        std::lock_guard<std::mutex> guard(state.mutex);
+        const ServedCounts& served = state.executor->served;
+        py::dict result;
+        if (served.interpreted + served.run) {
+          result["sync"] = served.sync_seconds;
+          result["execute"] = served.execute_seconds;
+        }
+        if (!served.fallbacks.empty()) {
+          result["fallback"] = served.fallback_seconds;
+        }
+        return result;
+      },
+      "Time that the native part has spent on what it counts.");
   m.def(
       "pending",
       [](int device) {
@@ -219,6 +271,82 @@ void bind_steps(py::module& m) {
       "Errors that no thread has raised, as text. They are forgotten.");
 }
 
+c10::IValue number_of(py::handle number) {
+  PyObject* const object = number.ptr();
+  return PyBool_Check(object) ? c10::IValue(number.cast<bool>())
+      : PyLong_Check(object)  ? c10::IValue(number.cast<int64_t>())
+      : PyFloat_Check(object) ? c10::IValue(number.cast<double>())
+                              : c10::IValue(number.cast<c10::complex<double>>());
+}
+
+// Waits without the GIL, and lets signal handlers run meanwhile. False if that took longer than `timeout` seconds, if one is given.
+bool acquire(StepLock& lock, double timeout) {
+  constexpr std::chrono::milliseconds kPoll{50};
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout);
+  while (!lock.mutex.try_lock()) {
+    if (timeout >= 0 && std::chrono::steady_clock::now() >= until) {
+      return false;
+    }
+    {
+      py::gil_scoped_release release;
+      if (lock.mutex.try_lock_for(kPoll)) {
+        return true;
+      }
+    }
+    if (PyErr_CheckSignals() != 0) {
+      throw py::error_already_set();
+    }
+  }
+  return true;
+}
+
+void bind_serving(py::module& m) {
+  py::class_<StepLock, std::unique_ptr<StepLock, py::nodelete>>(
+      m, "StepLock", "Held by the thread that computes a step, which may take it again.")
+      .def("acquire", &acquire, py::arg("timeout") = -1.0)
+      .def("release", [](StepLock& lock) { lock.mutex.unlock(); })
+      .def("__enter__", [](StepLock& lock) { acquire(lock, -1); })
+      .def("__exit__", [](StepLock& lock, py::object, py::object, py::object) { lock.mutex.unlock(); })
+      .def_readwrite("in_step", &StepLock::in_step, "The thread that holds it is in the middle of a step.");
+  m.def("step_lock", &step_lock, py::return_value_policy::reference);
+  m.def(
+      "set_watched",
+      [](const std::string& who, bool watches) {
+        static const std::unordered_map<std::string, Watcher> watchers{
+            {"subscriber", Watcher::Subscriber},
+            {"observer", Watcher::Observer},
+            {"closure", Watcher::Closure},
+            {"fallback", Watcher::Fallback},
+            {"writer", Watcher::Writer}};
+        set_watched(watchers.at(who), watches);
+      },
+      "Whether somebody (see Watcher) has to see each step as it happens: Python then serves all of them.");
+  m.def("set_compiling", &set_compiling, "Whether a backend compiles on this thread.");
+  m.def("is_compiling", &is_compiling);
+  m.def("set_small_step", &set_small_step, py::arg("operations"), py::arg("bytes"));
+  m.def(
+      "serve",
+      [](int device, const std::string& reason, bool awaited) {
+        check_fork();
+        return serve(state_of(device), reason.c_str(), awaited);
+      },
+      "Computes what is pending. False, and nothing is done, if the runtime has to see to it.");
+  m.def(
+      "remember_program",
+      [](std::shared_ptr<Structure> structure, const py::dict& constants, std::shared_ptr<Program> program,
+         std::vector<int64_t> update, py::object diagnose) {
+        KnownProgram known{std::move(structure), {}, std::move(program), std::move(update), kept_object(std::move(diagnose))};
+        for (const auto& [index, number] : constants) {
+          known.constants.emplace_back(index.cast<size_t>(), number_of(number));
+        }
+        remember_program(std::move(known));
+      },
+      "Batches of this structure, with these numbers, are computed by this program, without Python. The step lock is held.");
+  m.def("forget_program", &forget_program);
+  m.def("forget_programs", &forget_programs);
+  m.def("was_served", &was_served, "Whether the program of a structure was run without Python since that was last asked.");
+}
+
 void bind_structures(py::module& m) {
   py::class_<Outline>(m, "Outline")
       .def_property_readonly("key", [](const Outline& outline) { return key_of(outline.key); })
@@ -231,7 +359,10 @@ void bind_structures(py::module& m) {
         return SizeTemplate{std::move(symbols), to_polynomials(polynomials), std::move(places)};
       }))
       .def("match", [](const SizeTemplate& self, const Outline& outline) { return self.match(outline.integers); });
-  py::class_<Structure>(m, "Structure").def_property_readonly("key", [](const Structure& s) { return key_of(s.key); });
+  py::class_<Structure, std::shared_ptr<Structure>>(m, "Structure")
+      .def_property(
+          "key", [](const Structure& s) { return key_of(s.key); },
+          [](Structure& s, std::pair<uint64_t, uint64_t> key) { std::tie(s.key.hi, s.key.lo) = key; }, "Tests make keys collide.");
 }
 
 py::list numbers_of(const Batch& batch) {
@@ -256,6 +387,7 @@ void bind_batch(py::module& m) {
       .def_property_readonly("key", [](const Batch& batch) { return key_of(batch.key); })
       .def_property_readonly("num_operations", &Batch::operations)
       .def_property_readonly("num_inputs", &Batch::leaves)
+      .def_property_readonly("is_small", &is_small, "No program pays for it: see set_small_step.")
       .def("place", [](const Batch& batch) { return key_of(batch.place()); })
       .def_property_readonly("num_outputs", [](const Batch& batch) { return batch.roots.size(); })
       .def_property_readonly("device", [](const Batch& batch) { return static_cast<int>(batch.state->index); })
@@ -280,7 +412,7 @@ void bind_batch(py::module& m) {
           py::arg("integers") = py::none(), "The graph as plain data; with other integers than its own, if given (see Outline).")
       .def("outline", [](const Batch& batch) { return std::make_unique<Outline>(batch); })
       .def("positions", &Batch::positions)
-      .def("structure", [](const Batch& batch) { return std::make_unique<Structure>(batch); })
+      .def("structure", [](const Batch& batch) { return std::make_shared<Structure>(batch); })
       .def("matches", &Batch::matches)
       .def_property(
           "unawaited", [](const Batch& batch) { return batch.mode == Batch::Mode::MayOverlap; },
@@ -304,6 +436,15 @@ void bind_batch(py::module& m) {
 }
 
 } // namespace
+
+PyObject* batch_object(std::shared_ptr<Batch> batch) {
+  return py::cast(std::move(batch)).release().ptr();
+}
+
+PyObject* rethrower(std::exception_ptr error) {
+  return py::cpp_function([error = std::move(error)] { std::rethrow_exception(error); }).release().ptr();
+}
+
 } // namespace tarry
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
@@ -317,6 +458,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_counters(m);
   bind_values(m);
   bind_steps(m);
+  bind_serving(m);
   bind_structures(m);
   bind_batch(m);
 }

@@ -23,12 +23,24 @@
 // compete with the threads of other kernels: see may_use_second_thread().
 #pragma once
 
+#include <map>
+
 #include "execute/backoff.h"
 #include "execute/speculation.h"
 
 namespace tarry {
 
 struct AsyncStep;
+
+// What was done without Python (serve.h), and how long it took: tarry.metrics adds it to what Python has counted.
+struct ServedCounts {
+  uint64_t interpreted = 0;
+  uint64_t run = 0; // by programs
+  double sync_seconds = 0;
+  double execute_seconds = 0;
+  double fallback_seconds = 0;
+  std::map<std::pair<const Operator*, uint32_t>, uint64_t> fallbacks; // by operator and site
+};
 
 class Executor {
  public:
@@ -67,7 +79,8 @@ class Executor {
     uint64_t overlapped = 0; // steps among them that were not done when something was recorded again
     uint64_t no_cores = 0;   // steps for which the worker was not used because it would compete
   };
-  Counts counts; // under the lock
+  Counts counts;       // under the lock
+  ServedCounts served; // likewise
 
  private:
   bool may_use_worker();

@@ -8,6 +8,8 @@
 #include "core/generator.h"
 #include "core/gil.h"
 #include "device/hooks.h"
+#include "execute/executor.h"
+#include "execute/serve.h"
 #include "record/host_mode.h"
 #include "record/provenance.h"
 #include "record/record.h"
@@ -15,9 +17,7 @@
 namespace tarry {
 namespace {
 
-PyObject* sync_callback = nullptr;
-PyObject* fallback_callback = nullptr;
-PyObject* read_callback = nullptr;
+Callbacks callbacks; // kept for the life of the process
 
 bool keeps_frames = false;
 
@@ -217,13 +217,11 @@ void set_keeps_frames(bool keeps) {
   keeps_frames = keeps;
 }
 
-void set_callbacks(void* sync, void* fallback, void* read) {
-  for (void* callback : {sync, fallback, read}) {
-    Py_XINCREF(static_cast<PyObject*>(callback));
+void set_callbacks(const Callbacks& given) {
+  for (PyObject* callback : {given.sync, given.batch, given.failure, given.diagnose, given.fallback, given.read}) {
+    Py_XINCREF(callback);
   }
-  read_callback = static_cast<PyObject*>(read);
-  sync_callback = static_cast<PyObject*>(sync);
-  fallback_callback = static_cast<PyObject*>(fallback);
+  callbacks = given;
 }
 
 namespace {
@@ -231,43 +229,74 @@ namespace {
 void call_runtime(c10::DeviceIndex device, const char* reason, bool awaited) {
   check_fork(); // before any lock that the parent may have held
   Gil gil;
-  Py_DECREF(call(sync_callback, Py_BuildValue("(isN)", static_cast<int>(device), reason, PyBool_FromLong(awaited))));
+  Py_DECREF(call(callbacks.sync, Py_BuildValue("(isN)", static_cast<int>(device), reason, PyBool_FromLong(awaited))));
 }
 
 } // namespace
 
 void request_sync(c10::DeviceIndex device, const char* reason) {
-  call_runtime(device, reason, /*awaited=*/true);
+  check_fork();
+  if (!serve(device_state(device), reason, /*awaited=*/true)) {
+    call_runtime(device, reason, /*awaited=*/true);
+  }
+}
+
+void hand_over(std::shared_ptr<Batch> batch, const char* reason) {
+  Gil gil;
+  Py_DECREF(call(callbacks.batch, Py_BuildValue("(Ns)", batch_object(std::move(batch)), reason)));
+}
+
+void diagnose(std::shared_ptr<Batch> batch, void* diagnose, std::exception_ptr error) {
+  Gil gil;
+  PyObject* const arguments = Py_BuildValue(
+      "(NON)", batch_object(std::move(batch)), static_cast<PyObject*>(diagnose), rethrower(std::move(error)));
+  Py_DECREF(call(callbacks.diagnose, arguments));
+}
+
+void report_failure(const char* error) {
+  Gil gil;
+  Py_DECREF(call(callbacks.failure, Py_BuildValue("(s)", error)));
 }
 
 void request_cut(c10::DeviceIndex device, const char* reason) {
+  if (serve(device_state(device), reason, /*awaited=*/false)) {
+    return;
+  }
   call_runtime(device, reason, /*awaited=*/false);
 }
 
 at::Tensor read_backend_data(const at::Tensor& stand_in) {
   Gil gil;
-  THPObjectPtr result(call(read_callback, Py_BuildValue("(N)", THPVariable_Wrap(stand_in))));
+  THPObjectPtr result(call(callbacks.read, Py_BuildValue("(N)", THPVariable_Wrap(stand_in))));
   return THPVariable_Unpack(result.get()).detach(); // see Batch::inputs
 }
 
 namespace {
 
 // Asks whether the operator may run eagerly, before it does; says afterwards what it took, in seconds.
-void report_fallback(const Operator& op, const char* reason, uint32_t site, double seconds) {
+void report_fallback(DeviceState& state, const Operator& op, const char* reason, uint32_t site, double seconds) {
+  if (C10_LIKELY(!is_watched())) {
+    if (seconds >= 0) {
+      std::lock_guard<std::mutex> guard(state.mutex);
+      ++state.executor->served.fallbacks[{&op, site}];
+      state.executor->served.fallback_seconds += seconds;
+    }
+    return;
+  }
   Gil gil;
   auto [file, line] = site_location(site);
-  Py_DECREF(call(fallback_callback, Py_BuildValue("(sssid)", op.name.c_str(), reason, file.c_str(), line, seconds)));
+  Py_DECREF(call(callbacks.fallback, Py_BuildValue("(sssid)", op.name.c_str(), reason, file.c_str(), line, seconds)));
 }
 
 } // namespace
 
 void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reason) {
-  const uint32_t site = current_site();
-  report_fallback(op, reason, site, -1);
   const auto start = std::chrono::steady_clock::now();
+  const uint32_t site = current_site();
   const size_t count = op.arguments.size();
   const auto arguments = torch::jit::last(*stack, count);
   DeviceState* const state = &device_of(arguments);
+  report_fallback(*state, op, reason, site, -1);
   RealArguments real{reason, real_device(state->index), {}, {}, {}, {}};
   std::optional<at::Generator> given;
   torch::jit::Stack call_stack;
@@ -318,7 +347,7 @@ void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reaso
   for (auto& result : results) {
     stack->push_back(std::move(result));
   }
-  report_fallback(op, reason, site, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  report_fallback(*state, op, reason, site, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
 }
 
 } // namespace tarry

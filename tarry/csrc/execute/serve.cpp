@@ -1,0 +1,242 @@
+#include "execute/serve.h"
+
+#include <Python.h>
+
+#include <ATen/record_function.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+
+#include "core/switches.h"
+#include "execute/executor.h"
+#include "record/record.h"
+
+namespace tarry {
+namespace {
+
+constexpr int64_t kNoBackend = -1;
+
+std::atomic<uint32_t> watchers{0};
+std::atomic<int64_t> small_operations{kNoBackend};
+std::atomic<int64_t> small_bytes{0};
+thread_local bool compiling = false;
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// Kernels run without Python's global lock, whether or not the caller holds it.
+struct WithoutGil {
+  WithoutGil() : saved(PyGILState_Check() ? PyEval_SaveThread() : nullptr) {}
+  ~WithoutGil() {
+    if (saved) {
+      PyEval_RestoreThread(saved);
+    }
+  }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* const saved;
+};
+
+struct InStep {
+  InStep() { step_lock().in_step = true; }
+  ~InStep() { step_lock().in_step = false; }
+  InStep(const InStep&) = delete;
+  InStep& operator=(const InStep&) = delete;
+};
+
+// By key; several if keys collide. Guarded by the step lock.
+using Programs = ska::flat_hash_map<Hash128, std::vector<KnownProgram>, HashOfHash>;
+
+Programs& programs() {
+  static auto* known = new Programs();
+  return *known;
+}
+
+// As NumberGuard (runtime/variants.py) compares them, but for the kinds of NaN: those are left to it.
+bool same_number(const c10::IValue& a, const c10::IValue& b) {
+  const auto same_bits = [](const auto& x, const auto& y) { return std::memcmp(&x, &y, sizeof(x)) == 0; };
+  return a.isDouble()       ? b.isDouble() && same_bits(a.toDouble(), b.toDouble())
+      : a.isComplexDouble() ? b.isComplexDouble() && same_bits(a.toComplexDouble(), b.toComplexDouble())
+      : a.isInt()           ? b.isInt() && a.toInt() == b.toInt()
+                            : a.isBool() && b.isBool() && a.toBool() == b.toBool();
+}
+
+const KnownProgram* find_program(const Batch& batch) {
+  const auto bucket = programs().find(batch.key);
+  if (bucket == programs().end()) {
+    return nullptr;
+  }
+  const auto numbers = batch.numbers();
+  const auto found = std::find_if(bucket->second.begin(), bucket->second.end(), [&](const KnownProgram& known) {
+    return std::all_of(
+               known.constants.begin(), known.constants.end(),
+               [&](const auto& each) { return each.first < numbers.size() && same_number(each.second, numbers[each.first]); }) &&
+        batch.matches(*known.structure);
+  });
+  return found == bucket->second.end() ? nullptr : &*found;
+}
+
+// What has no backend's program must not fail unnoticed by the runtime: optimizers take back what they have counted.
+void interpret(Batch& batch) {
+  try {
+    const InStep in_step;
+    batch.interpret(/*interruptible=*/false);
+  } catch (const std::exception& error) {
+    report_failure(error.what());
+    throw;
+  }
+}
+
+// False if the program does not accept the inputs.
+bool run_program(const KnownProgram& known, const std::shared_ptr<Batch>& batch) {
+  known.served = true;
+  std::exception_ptr error;
+  try {
+    const InStep in_step;
+    return batch->state->executor->run(batch, known.program, known.update, /*symbols=*/{}, /*preserve=*/false, known.diagnose);
+  } catch (const std::exception&) {
+    error = std::current_exception();
+  }
+  diagnose(batch, known.diagnose.get(), std::move(error));
+  return true;
+}
+
+// False if it is not known how to compute the batch.
+bool compute(const std::shared_ptr<Batch>& batch, Clock::time_point begin) {
+  const bool small = is_small(*batch);
+  // A program would compute under the switches that are set now, not under those that were set when it was recorded.
+  const KnownProgram* known = small || !are_recorded_switches(*batch) ? nullptr : find_program(*batch);
+  const auto executing = Clock::now();
+  if (small) {
+    interpret(*batch);
+  } else if (!known || !run_program(*known, batch)) {
+    return false;
+  }
+  const double seconds = seconds_since(executing);
+  std::lock_guard<std::mutex> guard(batch->state->mutex);
+  ServedCounts& served = batch->state->executor->served;
+  ++(small ? served.interpreted : served.run);
+  served.execute_seconds += seconds;
+  served.sync_seconds += seconds_since(begin);
+  return true;
+}
+
+// Whether nothing was recorded since the step that is in flight.
+bool is_all_in_flight(DeviceState& state) {
+  std::lock_guard<std::mutex> guard(state.mutex);
+  return state.executor->is_busy() && state.position == 0;
+}
+
+} // namespace
+
+StepLock& step_lock() {
+  static auto* lock = new StepLock();
+  return *lock;
+}
+
+void set_watched(Watcher who, bool watches) {
+  const auto bit = static_cast<uint32_t>(who);
+  watches ? watchers.fetch_or(bit) : watchers.fetch_and(~bit);
+}
+
+bool is_watched() {
+  return watchers.load(std::memory_order_relaxed) != 0;
+}
+
+void set_compiling(bool on) {
+  compiling = on;
+}
+
+bool is_compiling() {
+  return compiling;
+}
+
+void set_small_step(int64_t operations, int64_t bytes) {
+  small_operations = operations;
+  small_bytes = bytes;
+}
+
+bool is_small(const Batch& batch) {
+  int64_t operations = small_operations.load(std::memory_order_relaxed);
+  int64_t bytes = small_bytes.load(std::memory_order_relaxed);
+  if (operations <= 0 || batch.replayed) { // who replays a step has asked for its program
+    return false;
+  }
+  for (const NodePtr& node : batch.order) {
+    if (is_input(*node)) {
+      continue;
+    }
+    // A kernel in Python may have the garbage collector run a finaliser that asks for a value: Runtime._serve keeps it off.
+    if (--operations < 0 || !node->op->has(kListed)) {
+      return false;
+    }
+    for (uint32_t i = 0; i < node->outputs(); ++i) {
+      bytes -= static_cast<int64_t>(node->output_layout(i)->nbytes);
+    }
+  }
+  return bytes >= 0;
+}
+
+void remember_program(KnownProgram known) {
+  programs()[known.structure->key].push_back(std::move(known));
+}
+
+void forget_program(const Structure& structure) {
+  const auto bucket = programs().find(structure.key);
+  if (bucket != programs().end()) {
+    auto& known = bucket->second;
+    known.erase(
+        std::remove_if(known.begin(), known.end(), [&](const KnownProgram& each) { return each.structure.get() == &structure; }),
+        known.end());
+  }
+}
+
+void forget_programs() {
+  programs().clear();
+}
+
+bool was_served(const Structure& structure) {
+  const auto bucket = programs().find(structure.key);
+  return bucket != programs().end() && std::any_of(bucket->second.begin(), bucket->second.end(), [&](const KnownProgram& known) {
+           return known.structure.get() == &structure && std::exchange(known.served, false);
+         });
+}
+
+bool serve(DeviceState& state, const char* reason, bool awaited) {
+  if (is_watched() || compiling || small_operations.load(std::memory_order_relaxed) == kNoBackend ||
+      at::hasCallbacks()) { // a profiler wants to see ranges
+    return false;
+  }
+  {
+    const WithoutGil without_gil;
+    std::unique_lock<std::recursive_timed_mutex> lock(step_lock().mutex, std::try_to_lock);
+    if (!lock || step_lock().in_step) {
+      return false;
+    }
+    if (!awaited && is_all_in_flight(state)) {
+      return true;
+    }
+    if (state.executor->finish()) {
+      return false; // it has failed, which is for the runtime to find
+    }
+    const auto begin = Clock::now();
+    const std::shared_ptr<Batch> batch = collect(state);
+    if (batch) {
+      batch->mode = awaited ? Batch::Mode::Awaited : Batch::Mode::MayOverlap;
+      if (!compute(batch, begin)) {
+        hand_over(batch, reason);
+      }
+    }
+  }
+  raise_owed();
+  return true;
+}
+
+} // namespace tarry
