@@ -387,7 +387,8 @@ void bind_batch(py::module& m) {
       .def_property_readonly("key", [](const Batch& batch) { return key_of(batch.key); })
       .def_property_readonly("num_operations", &Batch::operations)
       .def_property_readonly("num_inputs", &Batch::leaves)
-      .def_property_readonly("is_small", &is_small, "No program pays for it: see set_small_step.")
+      .def_property_readonly(
+          "is_small", [](const Batch& batch) { return is_small(batch); }, "No program pays for it: see set_small_step.")
       .def("place", [](const Batch& batch) { return key_of(batch.place()); })
       .def_property_readonly("num_outputs", [](const Batch& batch) { return batch.roots.size(); })
       .def_property_readonly("device", [](const Batch& batch) { return static_cast<int>(batch.state->index); })
