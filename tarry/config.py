@@ -19,10 +19,10 @@ class Setting(Generic[T]):
     """One setting: a property of `Config` that is read from the environment once, and checked when it is set."""
 
     def __init__(
-        self, variable: str, default: str, check: Callable[[Any], T], read: Callable[[str], Any], doc: str, told: bool
+        self, variable: str, default: str, check: Callable[[Any], T], read: Callable[[str], Any], doc: str, notify: bool
     ) -> None:
-        """`default` is written as in the environment; `read` makes a value of such text. `told`: listeners are."""
-        self.variable, self.default, self.check, self.read, self.told = variable, default, check, read, told
+        """`default` is written as in the environment; `read` makes a value of it. With `notify`, listeners hear of it."""
+        self.variable, self.default, self.check, self.read, self.notify = variable, default, check, read, notify
         self.__doc__ = f"{doc} {variable}."
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -50,17 +50,17 @@ class Setting(Generic[T]):
         instance._set(self, self.checked(value), "set in code")
 
 
-def _whole(variable: str, default: int, least: int, doc: str, *, told: bool = False) -> Setting[int]:
+def _whole(variable: str, default: int, least: int, doc: str, *, notify: bool = False) -> Setting[int]:
     def check(value: Any) -> int:
         if not isinstance(value, int) or value < least:
             raise ValueError(f"is {'a positive int' if least else 'a number of bytes'}, not {value!r}")
         return value
 
-    return Setting(variable, str(default), check, int, doc, told)
+    return Setting(variable, str(default), check, int, doc, notify)
 
 
-def _flag(variable: str, default: bool, doc: str, *, told: bool = False) -> Setting[bool]:
-    return Setting(variable, str(int(default)), bool, lambda text: text != "0", doc, told)
+def _flag(variable: str, default: bool, doc: str, *, notify: bool = False) -> Setting[bool]:
+    return Setting(variable, str(int(default)), bool, lambda text: text != "0", doc, notify)
 
 
 def _fallback(value: Any) -> Fallback:
@@ -114,7 +114,7 @@ class Config:
         100_000,
         1,
         "A step is cut when this many nodes are recorded, which bounds memory.",
-        told=True,
+        notify=True,
     )
     max_pending_bytes = _whole(
         "TARRY_MAX_PENDING_BYTES",
@@ -123,7 +123,7 @@ class Config:
         """A step is cut when recorded work holds this much more than eager would have held at its worst since the last
         cut: batches that were uploaded and let go, above all. Half of that worst is allowed in any case, so that a
         large model's step stays whole.""",
-        told=True,
+        notify=True,
     )
     max_cached_programs = _whole(
         "TARRY_MAX_CACHED_PROGRAMS", 1024, 1, "Compiled programs kept in memory; the least recently used goes first."
@@ -161,7 +161,7 @@ class Config:
         a part of a step that comes again while it is still being recorded itself. Programs that are compiled while it
         is off never do the latter. On a CPU it is used only where PyTorch's own threads leave a core free, or with one
         thread.""",
-        told=True,
+        notify=True,
     )
     save_graphs = Setting(
         "TARRY_SAVE_GRAPHS",
@@ -172,7 +172,7 @@ class Config:
         True,
     )
     full_tracebacks = _flag(
-        "TARRY_FULL_TRACEBACKS", False, "Whether errors show the frames of tarry that they came through.", told=True
+        "TARRY_FULL_TRACEBACKS", False, "Whether errors show the frames of tarry that they came through.", notify=True
     )
 
     def __init__(self) -> None:
@@ -236,14 +236,14 @@ class Config:
         raises refuses the change."""
         self._listeners.append(listener)
         for name, setting in _settings():
-            if setting.told:
+            if setting.notify:
                 listener(name, self._values[name])
 
     def _set(self, setting: Setting[Any], value: Any, origin: str) -> None:
         before = self._values[setting.name]
         self._values[setting.name] = value
         try:
-            for listener in self._listeners if setting.told else ():
+            for listener in self._listeners if setting.notify else ():
                 listener(setting.name, value)
         except BaseException:
             self._values[setting.name] = before

@@ -1,6 +1,6 @@
 """Which line of the program something happened at: the user's line, and that of the library between it and torch.
 
-Walking up the frames costs microseconds, so it is done for events that somebody looks at, and not for each operator
+Walking up the frames costs microseconds, so it is done for events that have subscribers, and not for each operator
 (csrc/record/provenance.h does that).
 """
 
@@ -41,7 +41,7 @@ def _is_library(file: str) -> bool:
 
 
 def of_caller() -> dict[str, Any]:
-    """The fields of an event that say where the calling thread is, if somebody looks at events: `file` and `line` of
+    """The fields of an event that say where the calling thread is, if events have subscribers: `file` and `line` of
     the user's program, and `library`, the innermost line of a library below it, or "". Empty if it is not known: on a
     thread that runs nothing of the user's."""
     if not watched():

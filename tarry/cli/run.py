@@ -14,15 +14,23 @@ from tarry.cli.script import Script
 from tarry.cli.script import run as run_script
 
 
+def _script(options: argparse.Namespace) -> Script:
+    if options.module is not None:
+        return Script(options.module[0], True, tuple(options.module[1:]))
+    return Script(options.script, False, tuple(options.arguments))
+
+
+def _source(options: argparse.Namespace, script: Script) -> str:
+    """The device that the script was written for."""
+    if options.source != "auto":
+        return str(options.source)
+    return "cuda" if re.search(r"\bcuda\b", script.text()) else "cpu"
+
+
 def run(options: argparse.Namespace) -> int:
     """Run a script on tarry; the exit status is the script's own."""
-    if options.module is not None:
-        script = Script(options.module[0], True, tuple(options.module[1:]))
-    else:
-        script = Script(options.script, False, tuple(options.arguments))
-    source = options.source
-    if source == "auto":
-        source = "cuda" if re.search(r"\bcuda\b", script.text()) else "cpu"
+    script = _script(options)
+    source = _source(options, script)
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 

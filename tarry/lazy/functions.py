@@ -333,4 +333,4 @@ def constant(value: Any) -> Callable[[Any, Devices], Any]:
 
 
 nothing = constant(None)
-"""A function that has no meaning here, and whose result nobody looks at (`torch.cuda.nvtx.range_push`)."""
+"""A function that has no meaning here, and whose result is unused (`torch.cuda.nvtx.range_push`)."""

@@ -39,7 +39,7 @@ NOWHERE = -1
 
 @dataclass(frozen=True)
 class Call:
-    """A piece: which of the graphs it is, from and to which registers (`NOWHERE`: nobody wants that result), and with
+    """A piece: which of the graphs it is, from and to which registers (`NOWHERE`: that result is unused), and with
     which numbers of the whole graph. Nothing after it reads the registers in `drops`."""
 
     graph: int

@@ -179,7 +179,7 @@ def record(
 
 
 def _why_not(program: Signature) -> str:
-    """Why a program cannot be captured, as far as can be told without trying; empty if it can."""
+    """Why a program cannot be captured, as far as is known without trying; empty if it can."""
     on_host = [index for vector in program.vectors if vector.on_host for index in vector.indices]
     if any(program.graph.numbers[index].kind != "seed" for index in on_host):
         return "a number is needed on the host (by a custom operator, say)"

@@ -7,7 +7,7 @@ Three habits of Inductor's make a step's peak higher than eager's:
   to a second one. Freed memory is at hand for the next buffer in any case (`tarry.config.kept_memory`), so nothing is
   gained by it.
 - An update in place comes after all that reads the old contents. Inductor states that as *weak* uses: results of those
-  readers count as used by the update, though nobody looks at them. Such a result is freed in time, but what reads it
+  readers count as used by the update, though nothing looks at them. Such a result is freed in time, but what reads it
   last may not write its own result over it. A step of training updates all parameters, and nearly all of a backward
   pass reads one.
 - Convolutions on a CPU are given copies of their inputs in channels-last order. In training the input is kept as well,

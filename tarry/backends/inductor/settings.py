@@ -79,7 +79,7 @@ def _changed() -> dict[str, Any]:
     for name, entry in getattr(config, "_config", {}).items():
         held = getattr(entry, "user_override", _UNSET)
         value = held.get() if isinstance(held, ContextVar) else held
-        if type(value) is not object and value != entry.default:  # a plain object marks what nobody has set
+        if type(value) is not object and value != entry.default:  # a plain object marks what is not set
             found[name] = value
     return found
 
