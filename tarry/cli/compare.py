@@ -7,6 +7,7 @@ it is (PyTorch issue 161129).
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import math
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,6 +159,8 @@ def main(arguments: list[str]) -> int:
         os._exit(0)
 
     losses.watch(stop)
+    stack = ExitStack()
+    atexit.register(stack.close)
     if source == "cuda" and not device.startswith("cuda"):
         import tarry
 
@@ -164,5 +168,5 @@ def main(arguments: list[str]) -> int:
         from tarry.lazy.devices import Devices
         from tarry.lazy.mode import replacing
 
-        replacing(Devices("cuda", "cpu")).__enter__()
+        stack.enter_context(replacing(Devices("cuda", "cpu")))
     return run_script(Script(name, is_module, tuple(rest)), lambda: None, write)

@@ -42,10 +42,8 @@ def _rows(watch: Watch, backend: str) -> Iterator[tuple[str, str]]:
     steps = len(watch.steps)
     compiled = sum(step.compiled for step in watch.steps)
     if steps:
-        yield (
-            "steps",
-            f"{steps}, {compiled} of them by programs ({compiled / steps:.0%}); {watch.syncs} graphs computed",
-        )
+        share = "" if backend == REFERENCE else f", {compiled} of them by programs ({compiled / steps:.0%})"
+        yield "steps", f"{steps}{share}; {watch.syncs} graphs computed"
         yield "time", _times(watch)
     else:
         yield "graphs", f"{watch.syncs} computed; no optimizer.step()"

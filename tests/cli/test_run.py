@@ -149,6 +149,21 @@ def test_compared_with_eager(tmp_path: Path) -> None:
     assert "the losses DIFFER from step 1 on" in wrong.stderr  # it computes nothing
 
 
+def test_compared_with_eager_where_there_is_no_cuda(tmp_path: Path) -> None:
+    """A script that does not ask whether there is a device: in eager PyTorch, the CPU takes its place as well."""
+    (tmp_path / "hard.py").write_text(
+        "import atexit, torch\n"
+        "w = torch.ones(3, device='cuda', requires_grad=True)\n"
+        "for _ in range(2):\n"
+        "    (w * torch.rand(3).cuda()).sum().backward()\n"
+        "    torch.optim.SGD([w], lr=0.1).step()\n"
+        "atexit.register(lambda: print(torch.ones(1, device='cuda').device.type))\n"
+    )
+    done = tarry_run("--backend", "eager", "--compare-eager", "2", "hard.py", cwd=tmp_path)
+    assert "the losses are the same" in done.stderr
+    assert done.stdout == "tarry\n"
+
+
 def test_wrong_arguments(tmp_path: Path) -> None:
     assert "give a script" in tarry_run(cwd=tmp_path).stderr
     wrong = tarry_run("--backend", "eagre", str(SCRIPTS / "diffusion.py"), cwd=tmp_path)
