@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from contextlib import ExitStack
+from typing import Literal, cast
 
 from rich.console import Console
 
@@ -20,10 +21,10 @@ def _script(options: argparse.Namespace) -> Script:
     return Script(options.script, False, tuple(options.arguments))
 
 
-def _source(options: argparse.Namespace, script: Script) -> str:
+def _source(options: argparse.Namespace, script: Script) -> Literal["cuda", "cpu"]:
     """The device that the script was written for."""
     if options.source != "auto":
-        return str(options.source)
+        return cast("Literal['cuda', 'cpu']", options.source)
     return "cuda" if re.search(r"\bcuda\b", script.text()) else "cpu"
 
 
