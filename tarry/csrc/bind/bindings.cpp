@@ -99,45 +99,47 @@ void bind_settings(py::module& m) {
   m.def("current_site", [] { return site_location(current_site()); });
 }
 
+py::dict counters_of(int device) {
+  auto& state = state_of(device);
+  std::lock_guard<std::mutex> guard(state.mutex);
+  py::dict result;
+  result["record"] = state.recorded;
+  result["node_reuse"] = state.reused;
+  const Executor& executor = *state.executor;
+  if (executor.speculator.used || executor.speculator.missed) {
+    result["run_ahead"] = executor.speculator.used.load();
+    result["run_ahead_miss"] = executor.speculator.missed.load();
+  }
+  if (executor.counts.submitted) {
+    result["handed_over"] = executor.counts.submitted;
+    result["overlapped"] = executor.counts.overlapped;
+  }
+  const ServedCounts& served = executor.served;
+  const std::pair<const char*, uint64_t> steps[] = {
+      {"sync", served.interpreted + served.run},
+      {"execute", served.interpreted + served.run},
+      {"reference", served.interpreted},
+      {"cache_hit", served.run}};
+  for (const auto& [name, count] : steps) {
+    if (count) {
+      result[name] = count;
+    }
+  }
+  std::map<std::string, uint64_t> fallbacks;
+  for (const auto& [place, count] : executor.served.fallbacks) {
+    fallbacks["fallback/" + place.first->name] += count;
+  }
+  for (const auto& [name, count] : fallbacks) {
+    result[name.c_str()] = count;
+  }
+  if (executor.counts.no_cores) {
+    result["run_ahead_off"] = executor.counts.no_cores;
+  }
+  return result;
+}
+
 void bind_counters(py::module& m) {
-  m.def("counters", [](int device) {
-    auto& state = state_of(device);
-    std::lock_guard<std::mutex> guard(state.mutex);
-    py::dict result;
-    result["record"] = state.recorded;
-    result["node_reuse"] = state.reused;
-    const Executor& executor = *state.executor;
-    if (executor.speculator.used || executor.speculator.missed) {
-      result["run_ahead"] = executor.speculator.used.load();
-      result["run_ahead_miss"] = executor.speculator.missed.load();
-    }
-    if (executor.counts.submitted) {
-      result["handed_over"] = executor.counts.submitted;
-      result["overlapped"] = executor.counts.overlapped;
-    }
-    const ServedCounts& served = executor.served;
-    const std::pair<const char*, uint64_t> steps[] = {
-        {"sync", served.interpreted + served.run},
-        {"execute", served.interpreted + served.run},
-        {"reference", served.interpreted},
-        {"cache_hit", served.run}};
-    for (const auto& [name, count] : steps) {
-      if (count) {
-        result[name] = count;
-      }
-    }
-    std::map<std::string, uint64_t> fallbacks;
-    for (const auto& [place, count] : executor.served.fallbacks) {
-      fallbacks["fallback/" + place.first->name] += count;
-    }
-    for (const auto& [name, count] : fallbacks) {
-      result[name.c_str()] = count;
-    }
-    if (executor.counts.no_cores) {
-      result["run_ahead_off"] = executor.counts.no_cores;
-    }
-    return result;
-  });
+  m.def("counters", &counters_of);
   m.def("reset_counters", [](int device) {
     auto& state = state_of(device);
     std::lock_guard<std::mutex> guard(state.mutex);

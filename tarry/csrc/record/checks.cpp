@@ -133,7 +133,7 @@ void verify_call(const Scan& scan, Arguments arguments) {
   if (!real_device().is_cpu() || !op.has(kVerify)) {
     return;
   }
-  const bool small = is_small(op, arguments);
+  const bool small = is_small_call(op, arguments);
   std::exception_ptr error;
   if (scan.shares_written && !small) {
     if (op.has(kPointwise) || op.has(kRandom)) {

@@ -395,7 +395,7 @@ Given given_elements(const Operator& op, Arguments arguments) {
 
 } // namespace
 
-bool is_small(const Operator& op, Arguments arguments) {
+bool is_small_call(const Operator& op, Arguments arguments) {
   const int64_t limit = small_call.load(std::memory_order_relaxed);
   const Given given = given_elements(op, arguments);
   if (op.arguments[0].is_mutable) { // in place: it gives no more than it is given

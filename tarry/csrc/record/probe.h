@@ -29,7 +29,7 @@ std::unique_ptr<Signature> try_on_cpu(const Operator& op, Arguments arguments, s
 std::unique_ptr<Signature> try_meta_kernel(const Operator& op, Arguments arguments);
 
 // Whether a call may run on stand-ins: a bound on the elements that it gives follows from tensors and integers.
-bool is_small(const Operator& op, Arguments arguments);
+bool is_small_call(const Operator& op, Arguments arguments);
 // The same once it is known what the call gives: a large integer need not make it large (the stride of a pool).
 bool proves_small(const Operator& op, Arguments arguments, const Signature& signature);
 void set_small_call(int64_t elements); // calls that are given up to this many may run on stand-ins

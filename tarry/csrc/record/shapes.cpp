@@ -115,7 +115,7 @@ bool writes_to_overlapping(const Operator& op, Arguments arguments, const Signat
 std::unique_ptr<Signature> infer_with_out(const Operator& op, Arguments arguments) {
   // Some kernels do not look whether what they write to overlaps itself, and write beyond its memory.
   const bool overlaps = writes_to_overlapping(op, arguments);
-  const bool try_kernel = real_device().is_cpu() && is_small(op, arguments) && !op.has(kRandom) && !overlaps;
+  const bool try_kernel = real_device().is_cpu() && is_small_call(op, arguments) && !op.has(kRandom) && !overlaps;
   const c10::Device device = try_kernel || (op.has(kShapeFromDevice) && !overlaps) ? real_device() : c10::Device(c10::kMeta);
   std::exception_ptr error;
   auto signature = try_on(device, op, arguments, error);
@@ -177,7 +177,7 @@ std::unique_ptr<Signature> infer_signature(const Operator& op, Arguments argumen
   }
   std::exception_ptr refused; // by the CPU
   const bool verifies = op.has(kVerify) && real_device().is_cpu();
-  const bool tried_first = verifies && (is_small(op, arguments) || is_odd_convolution(op, arguments));
+  const bool tried_first = verifies && (is_small_call(op, arguments) || is_odd_convolution(op, arguments));
   if (tried_first) {
     if (auto signature = try_on_cpu(op, arguments, refused)) {
       return signature;
