@@ -11,6 +11,7 @@
 #include "record/custom_op.h"
 #include "execute/async_step.h"
 #include "execute/executor.h"
+#include "execute/host_value.h"
 #include "core/fault.h"
 #include "device/hooks.h"
 #include "bind/jit.h"
@@ -201,6 +202,14 @@ void bind_values(py::module& m) {
     py::gil_scoped_release release;
     return materialise(tensor, "sync").detach(); // see Batch::inputs
   });
+  m.def(
+      "host_value",
+      [](const at::Tensor& tensor) -> std::optional<at::Tensor> {
+        TarryStorage* storage = storage_of(tensor.unsafeGetTensorImpl());
+        const at::Tensor value = storage ? host_value(storage) : at::Tensor();
+        return value.defined() ? std::make_optional(view_as_layout(value, layout_of(tensor.unsafeGetTensorImpl()))) : std::nullopt;
+      },
+      py::arg("tensor"), "What a pending tensor holds if that follows from numbers alone; computed on the host.");
   m.def("slice_storage", [](const at::Tensor& bytes, int64_t start, int64_t nbytes) {
     return py::reinterpret_steal<py::object>(torch::createPyObject(c10::Storage(slice_storage(bytes, start, nbytes))));
   });

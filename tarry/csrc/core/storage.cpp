@@ -10,6 +10,7 @@
 #include <typeinfo>
 
 #include "execute/executor.h"
+#include "execute/host_value.h"
 #include "core/graph.h"
 #include "device/hooks.h"
 #include "record/memory.h"
@@ -426,7 +427,10 @@ at::Tensor materialise_for_reading(const at::Tensor& tensor, const char* reason)
   TarryStorage* storage = storage_of(tensor.unsafeGetTensorImpl());
   TORCH_CHECK(storage, kNotOurs);
   check_fork();
-  const at::Tensor early = storage->state->executor->read_early(storage);
+  at::Tensor early = storage->state->executor->read_early(storage);
+  if (!early.defined() && !storage->state->trace && !real_device(storage->state->index).is_cpu()) {
+    early = host_value(storage);
+  }
   if (!early.defined()) {
     return materialise(tensor, reason);
   }
