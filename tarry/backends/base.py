@@ -284,10 +284,6 @@ class Backend:
         one after the other."""
         return None
 
-    @classmethod
-    def import_compiler(cls) -> None:
-        """Import what `compile` needs. A process that is to compile does so before the first graph comes."""
-
     # ---- programs that outlive the process
 
     def load(self, graph: Graph, data: bytes) -> Computation | Run:

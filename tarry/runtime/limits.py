@@ -97,13 +97,6 @@ EXIT_SECONDS = 1.0
 EXIT_CLOSURES_SECONDS = 30.0
 """At exit, for how long step closures may run: they write logs and checkpoints."""
 
-MAX_WORKERS = 4
-"""Worker processes at most. A step in pieces has about ten kinds of them, of which the largest takes as long as three
-others; each worker imports PyTorch's compiler first, which takes half a gigabyte of memory."""
-
-CORES_PER_WORKER = 4
-"""One for the worker, the others for the compilers of kernels that it starts, and for the user's program."""
-
 WORKER_ATTEMPTS = 2
 """Worker processes for one graph. One that dies may have been killed by chance; if two die, the graph would take this
 process along."""

@@ -16,7 +16,7 @@ from tarry.backends.base import Policy
 from tarry.events import record
 from tarry.runtime import limits
 from tarry.runtime.compile import jobs
-from tarry.runtime.compile.process import Workers
+from tarry.runtime.compile.process import CompileProcess
 from tarry.runtime.sizes import template
 from tests.runtime.portable import SizedPortable, using
 
@@ -28,7 +28,7 @@ def _programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setattr(type(tarry.config), "cache_dir", property(lambda self: tmp_path))
     with tarry.config.override(store=True):
         yield tmp_path / "programs"
-    _api._runtime._engine.compiler._workers.close()
+    _api._runtime._engine.compiler._process.close()
 
 
 def _steps(sizes: range | list[int], *, wait: bool = False) -> None:
@@ -130,7 +130,7 @@ def test_without_a_store_nothing_is_noted(programs: Path) -> None:
 def test_a_job_makes_breaks_unless_somebody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(jobs.time, "sleep", pauses.append)
-    queue = jobs.Background(Workers())
+    queue = jobs.Background(CompileProcess())
 
     def work() -> int:
         total = sum(k * k for k in range(200_000))
@@ -149,7 +149,7 @@ def test_who_waits_is_not_kept_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(jobs.time, "sleep", pauses.append)
     monkeypatch.setattr(jobs, "_waiters", 1)
-    queue = jobs.Background(Workers())
+    queue = jobs.Background(CompileProcess())
     queue.submit(jobs.yield_to_user)
     assert queue.wait(60)
     assert not pauses

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -18,11 +17,8 @@ import torch
 
 import tarry
 from tarry import _api
-from tarry.errors import BackendError
 from tarry.events import record
-from tarry.ir.graph import Graph
-from tarry.ir.text import to_text
-from tarry.runtime.compile.process import CannotError, StoppedError, Workers
+from tarry.runtime.compile.process import CannotError, CompileProcess
 from tests.runtime.portable import Portable, using
 
 USES_DEVICE = True
@@ -31,11 +27,12 @@ USES_DEVICE = True
 @pytest.fixture(autouse=True)
 def _no_worker_left() -> Iterator[None]:
     yield
-    _api._runtime._engine.compiler._workers.close()
+    _api._runtime._engine.compiler._process.close()
 
 
 def _worker() -> int:
-    [pid] = _api._runtime._engine.compiler._workers.pids
+    pid = _api._runtime._engine.compiler._process.pid
+    assert pid is not None
     return pid
 
 
@@ -115,66 +112,6 @@ def test_a_graph_over_which_workers_die_stays_on_the_reference_path(tmp_path: Pa
     assert os.getpid() not in backend.compilers()
 
 
-def _graphs(count: int) -> list[Graph]:
-    x = torch.ones(2).to("tarry")
-    found = []
-    for k in range(count):
-        y = x
-        for _ in range(k + 1):
-            y = y.sin()
-        found.append(tarry.graph(y))
-    return found
-
-
-def test_several_workers_compile_several_graphs(tmp_path: Path) -> None:
-    """Each gives the artifact of its graph, whichever worker it was. All workers start with the first graph."""
-    workers = Workers(2)
-    backend = Portable(diary=tmp_path / "diary")
-    graphs = _graphs(5)
-    try:
-        assert workers.compile_all(backend, graphs) == [to_text(graph).encode() for graph in graphs]
-        assert len(workers.pids) == 2
-        assert set(backend.compilers()) <= set(workers.pids)
-        assert len(backend.compilers()) == 5
-    finally:
-        workers.close()
-
-
-def test_what_one_worker_fails_at_ends_the_others_work(tmp_path: Path) -> None:
-    workers = Workers(2)
-    backend = Portable(diary=tmp_path / "diary", manner="fails")
-    try:
-        with pytest.raises(BackendError, match="the compiler is broken"):
-            workers.compile_all(backend, _graphs(12))
-        assert len(backend.compilers()) < 12
-        backend.manner = ""
-        assert len(workers.compile_all(backend, _graphs(3))) == 3
-    finally:
-        workers.close()
-
-
-def test_an_interrupt_ends_all_workers_work(tmp_path: Path) -> None:
-    workers = Workers(2)
-    backend = Portable(diary=tmp_path / "diary", manner="slow")
-    raised: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            workers.compile_all(backend, _graphs(6))
-        except StoppedError as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    while len(backend.compilers()) < 2:
-        time.sleep(0.01)
-    workers.interrupt()
-    thread.join(60)
-    assert raised
-    assert len(backend.compilers()) == 2
-    workers.close()
-
-
 @pytest.mark.parametrize(("manner", "message"), [("fails", "the compiler is broken"), ("gives up", "it is too hard")])
 def test_what_its_compiler_says_is_said_here(manner: str, message: str) -> None:
     backend = Portable(manner=manner)
@@ -184,15 +121,15 @@ def test_what_its_compiler_says_is_said_here(manner: str, message: str) -> None:
 
 def test_a_worker_that_cannot_be_started_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no python"))
-    workers = Workers()
-    monkeypatch.setattr(_api._runtime._engine.compiler, "_workers", workers)
+    process = CompileProcess()
+    monkeypatch.setattr(_api._runtime._engine.compiler, "_process", process)
     backend = Portable(diary=tmp_path / "diary")
     with using(backend, "background"):
         kinds = _compile(backend)
     assert (kinds["compile"], kinds["compile_here"]) == (1, 1)
     assert backend.compilers() == [os.getpid()]
     with pytest.raises(CannotError, match="could be started"):
-        workers._workers[0]._ensure_started(Portable)
+        process._ensure_started()
 
 
 def test_a_backend_that_goes_ends_its_compile(tmp_path: Path) -> None:

@@ -170,10 +170,6 @@ class InductorBackend(Backend):
         apply_settings(recipe["settings"])
         return cls(recipe["device"], **recipe["arguments"])
 
-    @classmethod
-    def import_compiler(cls) -> None:
-        pass
-
     def _arguments(self) -> dict[str, Any]:
         return {"cudagraphs": self.cudagraphs, "device_random": self.device_random, "options": self.options}
 

@@ -17,7 +17,7 @@ from tarry.config import config
 from tarry.errors import BackendError, RecompileError, Unsupported
 from tarry.runtime.compile.computations import Build, note_family
 from tarry.runtime.compile.jobs import Background, Job
-from tarry.runtime.compile.process import StoppedError, Workers
+from tarry.runtime.compile.process import CompileProcess, StoppedError
 from tarry.runtime.compile.reasons import KnownGraphs, NoRecompile
 from tarry.runtime.entry import Reason
 from tarry.runtime.sizes.families import SizedRecording
@@ -32,8 +32,8 @@ class Compiler:
     """Makes programs, on any thread, from what `Recording.take()` took; the engine decides when."""
 
     def __init__(self) -> None:
-        self._workers = Workers()
-        self._background = Background(self._workers)
+        self._process = CompileProcess()
+        self._background = Background(self._process)
         self._known = KnownGraphs()
         self.no_recompile = NoRecompile()
         self.chosen: Policy | None = None
@@ -64,11 +64,11 @@ class Compiler:
     def close(self) -> None:
         """The process ends."""
         self._background.close()
-        self._workers.close()
+        self._process.close()
 
     def _after_fork(self) -> None:
         self._background.after_fork()
-        self._workers.after_fork()
+        self._process.after_fork()
 
     def recompile_error(self, batch: Batch) -> RecompileError:
         """What to raise for a graph that is new, inside `tarry.no_recompile()`."""
@@ -120,7 +120,7 @@ class Compiler:
     @contextmanager
     def _build(self, backend: Backend, recording: Recording, background: bool) -> Iterator[Build]:
         start = perf_counter()
-        build = Build(backend, recording, self._workers if background else None)
+        build = Build(backend, recording, self._process if background else None)
         with record_function("tarry::compile"):
             try:
                 yield build

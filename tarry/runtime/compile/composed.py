@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tarry import events
-from tarry.backends.base import Backend, Computation, PythonNumber
+from tarry.backends.base import Computation, PythonNumber
 from tarry.config import config
 from tarry.ir.graph import Graph
 from tarry.native import C
@@ -18,32 +18,14 @@ from tarry.runtime.compile.jobs import yield_to_user
 def compile_graph(build: Build, graph: Graph, sizes: Sizes | None = None) -> Computation:
     """The computation of a graph, in pieces if enough of it repeats. `sizes`: of one whose sizes vary, which stays
     whole."""
-    if sizes is not None:
-        return build.computation(graph, sizes)
-    [made] = compile_graphs(build, [graph])
-    return made
-
-
-def compile_graphs(build: Build, graphs: Sequence[Graph]) -> list[Computation]:
-    """The computations of several graphs, each in pieces if enough of it repeats; all pieces are compiled together."""
-    plans = [_plan(build.backend, graph) for graph in graphs]
-    wanted = [plan.graphs if plan else (graph,) for graph, plan in zip(graphs, plans, strict=True)]
-    made = iter(build.computations([piece for pieces_ in wanted for piece in pieces_]))
-    computations = []
-    for graph, plan, pieces_ in zip(graphs, plans, wanted, strict=True):
-        parts = [next(made) for _ in pieces_]
-        if plan is None:
-            computations += parts
-            continue
-        events.emit("pieces", calls=len(plan.calls), kinds=len(parts))
-        computations.append(build.backend.compose(graph, plan, parts) or _composed(graph, plan, parts))
-    return computations
-
-
-def _plan(backend: Backend, graph: Graph) -> Pieces | None:
-    found = pieces(graph) if config.compile_pieces and backend.capabilities.pieces else None
+    backend = build.backend
+    found = pieces(graph) if sizes is None and config.compile_pieces and backend.capabilities.pieces else None
     yield_to_user()
-    return found
+    if found is None:
+        return build.computation(graph, sizes)
+    parts = [build.computation(piece) for piece in found.graphs]
+    events.emit("pieces", calls=len(found.calls), kinds=len(parts))
+    return backend.compose(graph, found, parts) or _composed(graph, found, parts)
 
 
 def _composed(graph: Graph, made: Pieces, parts: Sequence[Computation]) -> Computation:

@@ -1,8 +1,7 @@
-"""From a graph to a computation: out of the store, from the worker processes, or by the backend here."""
+"""From a graph to a computation: out of the store, from the worker process, or by the backend here."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,7 +13,7 @@ from tarry.ir.graph import Graph
 from tarry.ir.sizes import Symbols
 from tarry.runtime import limits
 from tarry.runtime.compile.jobs import yield_to_user
-from tarry.runtime.compile.process import CannotError, Workers
+from tarry.runtime.compile.process import CannotError, CompileProcess
 from tarry.runtime.compile.reasons import reasons
 from tarry.store import Identity, Store, identify, identify_note, identify_range
 
@@ -66,11 +65,11 @@ class Sizes:
 class Build:
     """Makes the computations of one step, which may be several, and counts where they came from."""
 
-    def __init__(self, backend: Backend, recording: Recording, workers: Workers | None = None) -> None:
-        """`workers`: who compiles, if not this process."""
+    def __init__(self, backend: Backend, recording: Recording, process: CompileProcess | None = None) -> None:
+        """`process`: where to compile, if not here."""
         self.backend = backend
         self.recording = recording
-        self._workers = workers
+        self._process = process
         self.reason = ""  # why there is no program yet
         self.announced = False
         self.compiled = 0
@@ -83,42 +82,24 @@ class Build:
 
     def computation(self, graph: Graph, sizes: Sizes | None = None) -> Computation:
         """The computation of a graph. `sizes`: of one whose sizes vary."""
-        [made] = self.computations([graph], sizes)
-        return made
-
-    def computations(self, graphs: Sequence[Graph], sizes: Sizes | None = None) -> list[Computation]:
-        """The computations of several graphs, those that are not stored compiled at the same time where that is
-        possible."""
         store = store_for(self.backend)
-        looked_up = [(None, None) if store is None else self._look_up(store, graph, sizes) for graph in graphs]
-        missing = [graph for graph, (found, _) in zip(graphs, looked_up, strict=True) if found is None]
-        self.loaded += len(graphs) - len(missing)
-        if missing:
-            self._begin(len(missing))
-        remote = iter(self._compile_elsewhere(missing, sizes))
-        return [
-            self._made(graph, sizes, next(remote), free) if found is None else found
-            for graph, (found, free) in zip(graphs, looked_up, strict=True)
-        ]
-
-    def _begin(self, count: int) -> None:
+        found, free = (None, None) if store is None else self._look_up(store, graph, sizes)
+        if found is not None:
+            self.loaded += 1
+            return found
         if not self.announced:
             self.announce(self.reason)
         if not self.compiled:
             recording = self.recording
             size, lines = recording.num_operations, recording.lines
             events.emit("compiling", operations=size, reason=self.reason, lines=lines, **recording.place)
-        self.compiled += count
-
-    def _made(self, graph: Graph, sizes: Sizes | None, remote: bytes | None, free: Identity | None) -> Computation:
-        """The computation of a graph that was compiled elsewhere, or is compiled here; stored if there is room."""
+        self.compiled += 1
+        remote = self._compile_elsewhere(graph, sizes)
         made = self._compile_here(graph, sizes) if remote is None else self._loaded(graph, remote)
-        store = store_for(self.backend)
         if store is not None and free is not None:
             artifact = self._artifact(made) if remote is None else remote
             if artifact is not None:
                 store.put(free, artifact)
-        yield_to_user()
         return made
 
     def _look_up(self, store: Store, graph: Graph, sizes: Sizes | None) -> tuple[Computation | None, Identity | None]:
@@ -152,16 +133,14 @@ class Build:
     def _loaded(self, graph: Graph, data: bytes) -> Computation:
         return checked(self.backend, graph, self.backend.load(graph, data))
 
-    def _compile_elsewhere(self, graphs: Sequence[Graph], sizes: Sizes | None) -> list[bytes | None]:
-        """The artifacts of graphs that the workers have compiled; None where that has to be done here."""
-        if not graphs or self._workers is None or not _is_portable(self.backend):
-            return [None] * len(graphs)
-        artifacts: list[bytes | None] = []
-        for found in self._workers.compile_all(self.backend, graphs, None if sizes is None else sizes.exemplary):
-            if isinstance(found, CannotError):
-                events.emit("compile_here", backend=self.backend.name, reason=str(found))
-            artifacts.append(None if isinstance(found, CannotError) else found)
-        return artifacts
+    def _compile_elsewhere(self, graph: Graph, sizes: Sizes | None) -> bytes | None:
+        if self._process is None or not _is_portable(self.backend):
+            return None
+        try:
+            return self._process.compile(self.backend, graph, None if sizes is None else sizes.exemplary)
+        except CannotError as error:
+            events.emit("compile_here", backend=self.backend.name, reason=str(error))
+            return None
 
     def _compile_here(self, graph: Graph, sizes: Sizes | None) -> Computation:
         backend = self.backend

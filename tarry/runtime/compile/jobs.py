@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 from tarry.runtime import limits
-from tarry.runtime.compile.process import StoppedError, Workers
+from tarry.runtime.compile.process import CompileProcess, StoppedError
 from tarry.runtime.dispatch import compiling
 
 T = TypeVar("T")
@@ -89,9 +89,9 @@ class Job(Generic[T]):
 class Background:
     """Jobs in the order in which they came, one at a time."""
 
-    def __init__(self, workers: Workers) -> None:
-        """`workers` are what the running job may wait for."""
-        self._workers = workers
+    def __init__(self, process: CompileProcess) -> None:
+        """`process` is what the running job may wait for."""
+        self._process = process
         self._reset()
 
     def _reset(self) -> None:
@@ -124,16 +124,16 @@ class Background:
         """Drop what is waiting, and wait for what is running: its backend is about to go."""
         if self._owner != os.getpid() or not self._drop():
             return
-        self._workers.interrupt()
+        self._process.interrupt()
         while not self.wait(limits.STOP_POLL_SECONDS):
-            self._workers.interrupt()  # the job may have begun to wait just now
+            self._process.interrupt()  # the job may have begun to wait just now
 
     def close(self) -> None:
         """The process ends. Python would stop a thread that is still compiling anywhere, perhaps in a destructor of
         C++, which takes the process with it; so interrupt the job, and give it a moment."""
         if self._owner != os.getpid() or not self._drop():
             return
-        self._workers.interrupt()
+        self._process.interrupt()
         if not self.wait(limits.EXIT_POLITE_SECONDS) and self._thread is not None and self._thread.ident is not None:
             raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
             raise_in(ctypes.c_ulong(self._thread.ident), ctypes.py_object(_Stop))

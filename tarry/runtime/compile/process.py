@@ -1,20 +1,16 @@
-"""Compiling in other processes (`worker.py`): started when they are needed, killed when this one ends.
+"""Compiling in another process (`worker.py`): started when it is needed, killed when this one ends.
 
-A worker takes one graph at a time. The graphs of one step (passes/pieces.py) go to several workers, where there are
-cores for them.
+Only the background's thread (`jobs.py`) asks, so there is one request at a time.
 """
 
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -41,11 +37,9 @@ class _DiedError(Exception):
 
 
 class CompileProcess:
-    """A worker, if there is one; it takes one request at a time."""
+    """The worker, if there is one."""
 
-    def __init__(self, compilers: int = 1) -> None:
-        """`compilers`: how many of them (of Triton's and C++'s kernels) it may run at once."""
-        self._compilers = compilers
+    def __init__(self) -> None:
         self._reset()
 
     def _reset(self) -> None:
@@ -55,7 +49,6 @@ class CompileProcess:
         self._errors: IO[bytes] | None = None
         self._busy = False
         self._stopped = False
-        self._is_ready = False  # the process has said so
         self._useless = ""  # why no worker can be started
 
     def compile(self, backend: Backend, graph: Graph, symbols: Symbols | None = None) -> bytes:
@@ -64,19 +57,20 @@ class CompileProcess:
         recipe = backend.recipe()
         if recipe is None:
             raise CannotError(f"backend {backend.name!r} has no recipe")
-        request = (*_names(type(backend)), recipe, to_text(graph), symbols)
+        kind = type(backend)
+        request = (kind.__module__, kind.__qualname__, recipe, to_text(graph), symbols)
         with self._lock:
             self._busy, self._stopped = True, False
         try:
-            return self._ask(type(backend), request)
+            return self._ask(request)
         finally:
             with self._lock:
                 self._busy = False
 
-    def _ask(self, kind: type[Backend], request: tuple[Any, ...]) -> bytes:
+    def _ask(self, request: tuple[Any, ...]) -> bytes:
         how = ""
         for _ in range(limits.WORKER_ATTEMPTS):
-            self._ensure_started(kind)
+            self._ensure_started()
             try:
                 return _result(*self._exchange(request))
             except _DiedError as error:
@@ -112,39 +106,29 @@ class CompileProcess:
 
     # ---- its life
 
-    def start(self, kind: type[Backend]) -> None:
-        """Start the process if it does not run, to compile for that backend. Does not wait for it."""
+    def _ensure_started(self) -> None:
         with self._lock:
-            if self._useless or self._stopped or (self._process is not None and self._process.poll() is None):
+            if self._process is not None and self._process.poll() is None:
                 return
-            try:
-                self._start(kind)
-            except OSError as error:
-                self._useless = f"no process for compiling could be started: {error}"
-
-    def _ensure_started(self, kind: type[Backend]) -> None:
-        self.start(kind)
-        if self._stopped:
-            raise StoppedError("the compile was stopped")
+            if self._stopped:
+                raise StoppedError("the compile was stopped")
         if self._useless:
             raise CannotError(self._useless)
-        if self._is_ready:
-            return
         try:
+            self._start()
             self._exchange()  # it says that it is ready
-            self._is_ready = True
-        except _DiedError as error:
+        except (OSError, _DiedError) as error:
             if self._stopped:
                 raise StoppedError("the compile was stopped") from None
             self._useless = f"no process for compiling could be started: {error}"
             raise CannotError(self._useless) from None
 
-    def _start(self, kind: type[Backend]) -> None:
-        """With the lock held."""
+    def _start(self) -> None:
         if not sys.executable:
             raise OSError("it is not known which Python this is")
+        spare = max(1, (os.cpu_count() or 2) - 1)
         environment = {
-            "TORCHINDUCTOR_COMPILE_THREADS": str(self._compilers),
+            "TORCHINDUCTOR_COMPILE_THREADS": str(spare),
             **os.environ,
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             "OMP_NUM_THREADS": "1",
@@ -152,9 +136,8 @@ class CompileProcess:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         self._pipe, theirs = Pipe()
         with theirs:
-            self._is_ready = False
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tarry.runtime.compile.worker", str(theirs.fileno()), *_names(kind)],
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "tarry.runtime.compile.worker", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._errors,
                 stderr=self._errors,
@@ -162,6 +145,10 @@ class CompileProcess:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # an interrupt from the keyboard is not for it; it is killed with its children
             )
+        with self._lock:
+            self._process = process
+            if self._stopped:
+                self._kill()
 
     def _exchange(self, request: tuple[Any, ...] | None = None) -> tuple[str, Any, str]:
         """Send a request, if there is one, and wait for a reply."""
@@ -192,91 +179,6 @@ class CompileProcess:
             with suppress(OSError, subprocess.TimeoutExpired):
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait(limits.WORKER_KILL_SECONDS)  # reap it, so that `poll()` reports it dead
-
-
-class Workers:
-    """As many workers as the cores are enough for; a free one takes the next graph."""
-
-    def __init__(self, count: int | None = None) -> None:
-        cores = os.cpu_count() or 2
-        count = count or max(1, min(limits.MAX_WORKERS, cores // limits.CORES_PER_WORKER))
-        self._workers = [CompileProcess(max(1, (cores - 1) // count)) for _ in range(count)]
-        self._free: queue.LifoQueue[CompileProcess] = queue.LifoQueue()  # the last one that worked has all imported
-        self._fill()
-
-    def _fill(self) -> None:
-        for worker in reversed(self._workers):
-            self._free.put(worker)
-
-    def compile(self, backend: Backend, graph: Graph, symbols: Symbols | None = None) -> bytes:
-        """As `CompileProcess.compile`, by a worker that is free."""
-        worker = self._free.get()
-        try:
-            return worker.compile(backend, graph, symbols)
-        finally:
-            self._free.put(worker)
-
-    def compile_all(
-        self, backend: Backend, graphs: Sequence[Graph], symbols: Symbols | None = None
-    ) -> list[bytes | CannotError]:
-        """The artifacts of several graphs, at the same time if there are workers for them. Raises what the first raised
-        that failed."""
-
-        waiting = deque(enumerate(graphs))
-        artifacts: dict[int, bytes | CannotError] = {}
-        failures: list[BaseException] = []
-
-        def work() -> None:
-            while waiting and not failures:
-                with suppress(IndexError):  # another thread has taken the last one
-                    k, graph = waiting.popleft()
-                    try:
-                        artifacts[k] = self.compile(backend, graph, symbols)
-                    except CannotError as error:
-                        artifacts[k] = error
-                    except BaseException as error:
-                        failures.append(error)
-
-        for (
-            worker
-        ) in self._workers:  # also those that the graphs at hand do not need: more will come, and imports take long
-            worker.start(type(backend))
-        # Not an executor of Python's: the end of the process would wait for it before the workers are killed.
-        count = min(len(graphs), len(self._workers)) - 1
-        threads = [threading.Thread(target=work, name="tarry-worker", daemon=True) for _ in range(count)]
-        for thread in threads:
-            thread.start()
-        work()
-        for thread in threads:
-            thread.join()
-        if failures:
-            raise failures[0]
-        return [artifacts[k] for k in range(len(graphs))]
-
-    def interrupt(self) -> None:
-        """End what is being compiled."""
-        for worker in self._workers:
-            worker.interrupt()
-
-    def close(self) -> None:
-        """End the workers."""
-        for worker in self._workers:
-            worker.close()
-
-    def after_fork(self) -> None:
-        """In the child: the workers are the parent's."""
-        self._free = queue.LifoQueue()
-        for worker in self._workers:
-            worker.after_fork()
-        self._fill()
-
-    @property
-    def pids(self) -> list[int]:
-        return [worker.pid for worker in self._workers if worker.pid is not None]
-
-
-def _names(kind: type[Backend]) -> tuple[str, str]:
-    return kind.__module__, kind.__qualname__
 
 
 def _result(outcome: str, payload: Any, trace: str) -> bytes:

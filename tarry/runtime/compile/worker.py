@@ -55,8 +55,6 @@ def main() -> None:
     requests: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, requests), daemon=True).start()
     pipe.send(("ready", None, ""))
-    with suppress(Exception):  # the answer to the first graph says what is wrong
-        getattr(import_module(sys.argv[2]), sys.argv[3]).import_compiler()
     while True:
         try:
             request = requests.get(timeout=limits.WORKER_IDLE_SECONDS)
