@@ -20,7 +20,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -38,8 +37,8 @@ LAST = 20
 KNOWN = {program.name: program for program in (*ALL_PROGRAMS.values(), *DEPTHS, *MODELS)}
 
 
-def count_here(program: Program, peer_name: str, device: str, seconds: float) -> dict[str, Any]:
-    """Train for so long in this process: when each step ended, and what tarry counted."""
+def count_here(program: Program, peer_name: str, device: str, seconds: float) -> list[float]:
+    """Train for so long in this process: when each step ended."""
     peer = named(peer_name, device)
     peer.start()
     trainer = Trainer(program, peer)
@@ -49,7 +48,7 @@ def count_here(program: Program, peer_name: str, device: str, seconds: float) ->
     while not ends or ends[-1] < seconds:
         trainer.step()
         ends.append(time.perf_counter() - begin)
-    return {"ends": ends, "cpu": time.process_time()}
+    return ends
 
 
 def ready(ends: Sequence[float]) -> tuple[float, float]:
@@ -60,7 +59,7 @@ def ready(ends: Sequence[float]) -> tuple[float, float]:
     return usual, ends[slow[-1]] if slow else 0.0
 
 
-def count_apart(program: str, peer: str, device: str, seconds: float) -> dict[str, Any] | str:
+def count_apart(program: str, peer: str, device: str, seconds: float) -> list[float] | str:
     """As `count_here`, in a process of its own with empty caches; a line that says why if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "benchmarks.cold_start", "--child", program, peer]
@@ -69,7 +68,7 @@ def count_apart(program: str, peer: str, device: str, seconds: float) -> dict[st
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         return (done.stderr.strip().splitlines() or ["its process died"])[-1]
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    return list(json.loads(done.stdout.splitlines()[-1]))
 
 
 def measure(
@@ -79,11 +78,10 @@ def measure(
     samples: dict[str, dict[str, list[float]]] = {f"after {end:g} s": {} for end in seconds}
     notes: list[str] = []
     for peer in peers:
-        found = count_apart(program.name, peer, device, max(seconds))
-        if isinstance(found, str):
-            notes.append(f"{program.name}: {peer} fails: {found}")
+        ends = count_apart(program.name, peer, device, max(seconds))
+        if isinstance(ends, str):
+            notes.append(f"{program.name}: {peer} fails: {ends}")
             continue
-        ends = found["ends"]
         for end in seconds:
             samples[f"after {end:g} s"][peer] = [float(sum(moment <= end for moment in ends))]
         usual, since = ready(ends)
