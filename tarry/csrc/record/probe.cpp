@@ -121,7 +121,7 @@ struct Probe {
       tensor.fill_(*ignored);
     } else if (form.ones || (op.has(kPointwise) && c10::isIntegralType(tensor.scalar_type(), true))) {
       tensor.fill_(1);
-    } else if (tensor.is_cpu() && !form.shared) {
+    } else if (tensor.is_cpu() && !form.shared && tensor.numel() != 0) {
       std::memset(tensor.mutable_data_ptr(), 0, tensor.storage().nbytes());
     } else {
       tensor.zero_();
