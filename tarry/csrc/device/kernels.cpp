@@ -94,10 +94,10 @@ c10::DimVector strides_of(at::IntArrayRef size, std::optional<at::MemoryFormat> 
     std::copy(computed.begin(), computed.end(), strides.begin());
   } else {
     TORCH_CHECK(!format || format == at::MemoryFormat::Contiguous, "unsupported memory format ", *format);
-    int64_t stride = 1;
+    uint64_t stride = 1; // may overflow; the allocation raises then
     for (size_t i = size.size(); i-- > 0;) {
-      strides[i] = stride;
-      stride *= std::max<int64_t>(size[i], 1);
+      strides[i] = static_cast<int64_t>(stride);
+      stride *= static_cast<uint64_t>(std::max<int64_t>(size[i], 1));
     }
   }
   return strides;
