@@ -12,6 +12,8 @@ os.environ.setdefault("TARRY_BACKEND", "eager")
 # stored programs say so.
 os.environ.setdefault("TARRY_COMPILE", "wait")
 os.environ.setdefault("TARRY_STORE", "0")
+# `import torch` does not import tarry: tests of single parts load no device. Tests of that switch it on.
+os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

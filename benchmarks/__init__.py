@@ -6,6 +6,10 @@ has never heard of it.
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # nor does `import torch` (tarry_autoload.py)
+
 MODULES = {
     "all": "benchmarks.suite",
     "record": "benchmarks.record_cost",

@@ -50,5 +50,7 @@ environment() {
   "$python" -m pip install -q --disable-pip-version-check -c constraints.txt setuptools &&
     "$python" -m pip install -q --disable-pip-version-check -c constraints.txt torch &&
     "$python" -m pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e ".$extras" &&
+    { [[ $extras != *frameworks* ]] || # apart: see tests/frameworks/timm_without_torchvision.py
+      "$python" -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps --upgrade --target .venv/timm timm pillow; } &&
     printf '%s' "$wanted" >"$stamp"
 }

@@ -6,13 +6,25 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
-environment "[test,dev]"
+environment "[test,dev,frameworks]"
 
 # Two test processes with one thread each: more threads only compete for the cores.
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 tests() { # tests MARKER-EXPRESSION; a tier without tests is not a failure
   "$python" -m pytest -n 2 --dist worksteal -q -m "$1" || { local code=$?; [ $code -eq 5 ] || return $code; }
+}
+
+# The page of a report is tested in a real browser. Without one, those tests are skipped, and say why.
+browser() {
+  if command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null; then
+    return
+  fi
+  if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
+    echo "== installing chromium"
+    apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends chromium && return
+  fi
+  echo "there is no chromium: tests of the report page are skipped. Install your system's package of it." >&2
 }
 
 generated() ( # fails if the generated files of the example are stale
@@ -44,8 +56,8 @@ for check in "${@:-lint format types native fast slow}"; do
       types) "$python" -m mypy ;;
       native) "$python" -m tarry.native ;;
       quick) quick ;;
-      fast) tests "not slow" ;;
-      slow) tests "slow" ;;
+      fast) browser && tests "not slow" ;;
+      slow) browser && tests "slow" ;;
       *)
         echo "unknown check '$name'; the checks are: lint format types native quick fast slow" >&2
         exit 2

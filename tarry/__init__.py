@@ -31,6 +31,7 @@ if TYPE_CHECKING or not _is_codegen():
         mark_step,
         no_recompile,
         register_backend,
+        report,
         set_backend,
         sync,
         wait,
@@ -39,9 +40,14 @@ if TYPE_CHECKING or not _is_codegen():
     from tarry.backends.base import Backend, Capabilities, Computation
     from tarry.backends.lowering import LoweringContext
     from tarry.config import config
-    from tarry.custom_ops.declare import custom_op
+    from tarry.custom_ops import foreign
+    from tarry.custom_ops.declare import custom_op, lower
     from tarry.errors import RecompileError, ReplayError, Unsupported
     from tarry.lazy.mode import lazy_mode
+    from tarry.notebook import load as load_ipython_extension
+    from tarry.notebook import unload as unload_ipython_extension
+
+    foreign.install()
 
 __version__ = "0.1.0"
 
@@ -62,12 +68,16 @@ __all__ = [
     "get_backend",
     "graph",
     "lazy_mode",
+    "load_ipython_extension",
+    "lower",
     "mark_step",
     "metrics",
     "no_recompile",
     "register_backend",
+    "report",
     "set_backend",
     "sync",
+    "unload_ipython_extension",
     "wait",
     "wait_for_compiles",
 ]

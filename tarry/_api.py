@@ -4,37 +4,49 @@ from __future__ import annotations
 
 import atexit
 import functools
+import importlib.metadata
 import logging
 import multiprocessing
+import os
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 import torch
 
-from tarry import device, events, metrics
+from tarry import device, events, integrations, metrics, places
 from tarry.backends import registry
 from tarry.backends.base import Backend, Policy
 from tarry.codegen.op_table import Kind, load_table
 from tarry.config import config
+from tarry.device.dynamo import Frame, Recorded, leave_alone
 from tarry.device.optimizer import StepHooks
+from tarry.events.log import EventLog
+from tarry.integrations.after_import import after_import
+from tarry.modules import ModuleNames
 from tarry.native import C
+from tarry.notebook import Text
 from tarry.replay.function import OnDeviation, StepFunction, is_inside
 from tarry.replay.verification import Verify
+from tarry.runtime.logged import Logged
 from tarry.runtime.runtime import Runtime
 from tarry.tracebacks import leave
 
 if TYPE_CHECKING:
     from tarry.ir.graph import Graph
+    from tarry.reports.session import Report
 
 P = ParamSpec("P")
 T = TypeVar("T")
 _runtime = Runtime()
 _log = logging.getLogger("tarry")
+_report: Report | None = None
+event_log = EventLog()
 
 
 def _boundary(function: Callable[P, T]) -> Callable[P, T]:
@@ -70,6 +82,26 @@ def set_backend(
 def get_backend() -> Backend:
     """The backend in use."""
     return _runtime.backend
+
+
+def is_installed(backend: str) -> bool:
+    """Whether a backend is known and all that it needs can be imported."""
+    try:
+        registry.find(backend)()
+    except Exception:  # whatever it stumbles over, it does not work here
+        return False
+    return True
+
+
+@contextmanager
+def using_backend(backend: str, device: str) -> Iterator[None]:
+    """Within the block, this backend compiles all graphs. Programs that were compiled before are forgotten."""
+    before, policy = _runtime.backend, _runtime.policy
+    set_backend(backend, device, compile="wait")
+    try:
+        yield
+    finally:
+        set_backend(before, compile=policy)
 
 
 def register_backend(name: str, factory: Callable[..., Backend]) -> None:
@@ -110,13 +142,16 @@ def no_recompile() -> AbstractContextManager[None]:
     return _runtime.no_recompile()
 
 
-def add_step_closure(function: Callable[..., Any], *tensors: torch.Tensor) -> None:
-    """Call `function` with host copies of `tensors` once the step that computes them is done, without stalling it.
+def add_step_closure(function: Callable[..., Any], *tensors: torch.Tensor, run_async: bool = False) -> None:
+    """Call `function` with host copies of `tensors` once the step that computes them is done.
 
-    `tarry.add_step_closure(lambda loss: print(loss.item()), loss)` logs a loss without reading it in the step.
-    If the step fails, it is called if all of `tensors` could be computed, and not at all otherwise.
+    It has run before `tarry.mark_step()` returns (or `optimizer.step()`, or whatever ends the step), and what it raises
+    is raised there. With `run_async`, a thread of its own runs it, and the step is not held up:
+    `tarry.add_step_closure(lambda loss: print(loss.item()), loss, run_async=True)` logs a loss without a wait. What it
+    raises then is raised by the end of a later step, or by `tarry.wait()`. If the step fails, `function` is called if
+    all of `tensors` could be computed, and not at all otherwise.
     """
-    _runtime.add_step_closure(function, tensors)
+    _runtime.add_step_closure(function, tensors, run_async)
 
 
 # The name is torch.compile's, which this takes the place of; nothing here needs the built-in one.
@@ -176,8 +211,30 @@ def explain(*tensors: torch.Tensor, stage: str = "recorded") -> str:
     from tarry.ir.text import to_text
 
     if stage == "compiled":
-        return _runtime.compiled_text(list(tensors))
-    return to_text(graph(*tensors, stage=stage))
+        return Text(_runtime.compiled_text(list(tensors)))
+    return Text(to_text(graph(*tensors, stage=stage)))
+
+
+def report(path: str | os.PathLike[str] | None = None) -> Report:
+    """Record what tarry does from here on, and make a page of it: `tarry.report("out.html")` at the start of a program.
+
+    Events are written to a file beside the page as they happen (`out.json`; docs/report.md), the page at the end of the
+    process, of a `with` block, or when `close()` or `write()` is called. Without a path: the recording that is under
+    way, or else one in a temporary folder; a notebook shows its page.
+    """
+    from tarry.reports.session import Report
+
+    global _report
+    if path is None and _report is not None:
+        return _report
+    if _report is not None and _report.active:
+        if not isinstance(path, str | os.PathLike) or not _report.is_at(path):
+            raise ValueError(f"tarry.report: a report is being recorded already, in {_report.path}; close() it first")
+        return _report
+    chosen = Path(tempfile.mkdtemp(prefix="tarry-report-")) / "report.html" if path is None else path
+    versions = {"tarry": importlib.metadata.version("tarry"), "torch": str(torch.__version__)}
+    _report = Report(chosen, versions, metrics.counters, _runtime.describe_backend, _runtime.observe_compiles)
+    return _report
 
 
 def _on_config(name: str, value: Any) -> None:
@@ -189,6 +246,9 @@ def _on_config(name: str, value: Any) -> None:
         return
     if name == "save_graphs":
         C.set_watched("writer", value is not None)
+        return
+    if name == "log":
+        event_log.choose(value)
         return
     forget_replays()
     if name == "force_fallback":
@@ -245,6 +305,18 @@ class _Steps:
     def computed(self, epochs: list[int]) -> bool:
         return all(C.epochs(index)[1] > epoch for index, epoch in enumerate(epochs))
 
+    def is_observed(self) -> bool:
+        return is_inside() or torch.compiler.is_compiling()
+
+    def read_counters(self, counters: list[torch.Tensor]) -> list[float]:
+        return C.read_counters(counters)
+
+    def advance_counters(self, counters: list[torch.Tensor]) -> list[float]:
+        return C.advance_counters(counters)
+
+    def write_counters(self, counters: list[torch.Tensor], values: list[float]) -> None:
+        C.write_counters(counters, values)
+
 
 @_boundary
 def _synchronize() -> None:
@@ -259,7 +331,7 @@ def _counters() -> dict[str, int]:
     return dict(total)
 
 
-def _fallbacks() -> list[tuple[str, str, int, int]]:
+def _fallbacks() -> list[tuple[str, str, int, str, int, float]]:
     return [found for index in range(C.device_count()) for found in C.fallbacks(index)]
 
 
@@ -283,41 +355,74 @@ def _at_exit() -> None:
     """
     if device.module.is_initialized():
         time.sleep(0.01)
+    events.flush()
     if not C.is_used() and _is_program():
         _log.warning("tarry: nothing was recorded: no tensor was put on device 'tarry'. See docs/run.md: tarry run")
-    _boundary(_runtime.close)()
+    try:
+        _boundary(_runtime.close)()
+    finally:
+        if _report is not None and not C.in_bad_fork():
+            _report.close()
 
 
 def _is_program() -> bool:
     """Whether this process is one that a user has started, and not a command of tarry's or a worker."""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    main = sys.modules.get("__main__")
+    ours = sys.modules["tarry"]
+    if _was_autoloaded() and not any(value is ours for value in getattr(main, "__dict__", {}).values()):
+        return False  # it has only imported torch
+    spec = getattr(main, "__spec__", None)
     is_ours = spec is not None and spec.name.partition(".")[0] in ("tarry", "benchmarks", "pytest")
     is_ours = is_ours or "tarry.cli" in sys.modules  # which says more
     return not (is_ours or multiprocessing.parent_process() or C.in_bad_fork() or sys.flags.interactive)
 
 
+def _was_autoloaded() -> bool:
+    """Whether `import torch` has imported tarry (tarry_autoload.py)."""
+    return getattr(sys.modules.get("tarry_autoload"), "is_loaded", False)
+
+
+def _on_torch_compile(where: Frame | None, operations: int) -> None:
+    place = {"file": where.file, "line": where.line} if where else {}
+    events.emit("torch_compile", operations=operations, **place)
+
+
 def _install() -> None:
-    for package in (Path(torch.__file__).parent, Path(__file__).parent):
-        C.add_internal_path(f"{package}/")
-    C.set_callbacks(
+    places.attach(C.current_place)
+    C.set_file_judge(places.judge)
+    C.set_module_namer(torch.nn.Module, ModuleNames(C).name)
+    callbacks = (
         _runtime.on_sync,
         _runtime.on_batch,
         _runtime.on_failure,
         _runtime.on_program_failure,
         _runtime.on_fallback,
         _runtime.on_read,
+        _runtime.on_value,
+        events.flush,
     )
-    events.attach(functools.partial(C.set_watched, "subscriber"))
+    C.set_callbacks(*callbacks)
+    events.attach(Logged())
+    events.count_with(event_log.count)
     for entry in load_table(config.cache_dir):
-        if entry.kind in (Kind.RECORD, Kind.KERNEL):
-            C.register_operator(entry.name, entry.flags, entry.kind is Kind.KERNEL)
-    device.install(C, synchronize=_synchronize)
+        if entry.kind in (Kind.RECORD, Kind.KERNEL, Kind.OPAQUE):
+            C.register_operator(entry.name, entry.flags, entry.kind is not Kind.RECORD)
+        elif entry.kind is Kind.UNSUPPORTED:
+            C.refuse_operator(entry.name)
+    C.register_layouts()
+    device.install(C, synchronize=_synchronize, is_portable=lambda: config.portable_checkpoints)
     hooks = StepHooks(_Steps())
     hooks.guard_grad_scaler()
+    hooks.speed_up()
     _runtime.after_finish = hooks.settle
     device.module.attach(_runtime.seed, _runtime.memory_info)
     metrics.attach(_counters, _fallbacks, _seconds, _reset_counters, _runtime.backend_metrics)
     config.subscribe(_on_config)
+    if _was_autoloaded():
+        device.module.at_first_use(config.reread)  # the program may set variables between the two imports
+    integrations.install()
+    leave_alone(*callbacks, hooks.begin, hooks.end, mark_step, sync, wait)
+    Recorded(places.is_users, _on_torch_compile).install(after_import)
     atexit.register(_at_exit)
 
 

@@ -85,6 +85,12 @@ def _operators(names: Iterable[str]) -> frozenset[str]:
     return chosen
 
 
+def _names(names: Iterable[str]) -> frozenset[str]:
+    if isinstance(names, str):
+        raise TypeError('takes a set of names, such as {"recompile"}')
+    return frozenset(names)
+
+
 def _folder(value: Any) -> Path | None:
     return None if value is None else Path(value).expanduser()
 
@@ -163,6 +169,15 @@ class Config:
         thread.""",
         notify=True,
     )
+    log = Setting(
+        "TARRY_LOG",
+        "",
+        _names,
+        lambda text: [name.strip() for name in text.split(",") if name.strip()],
+        """Which events are lines of the logger `tarry`, by topic: "recompile", "fallback", "read", "sync", ...
+        (docs/events.md), or "all". Without any, only what costs much is said.""",
+        True,
+    )
     save_graphs = Setting(
         "TARRY_SAVE_GRAPHS",
         "",
@@ -170,6 +185,12 @@ class Config:
         lambda text: text or None,
         """A folder to write the graph of each step to, as text: each graph once, and a line for each step.""",
         True,
+    )
+    portable_checkpoints = _flag(
+        "TARRY_PORTABLE_CHECKPOINTS",
+        False,
+        """Whether torch.save writes tensors of the device as if they were on the CPU: the file loads where tarry is not
+        installed, and without map_location its tensors are on the CPU.""",
     )
     full_tracebacks = _flag(
         "TARRY_FULL_TRACEBACKS", False, "Whether errors show the frames of tarry that they came through.", notify=True
@@ -238,6 +259,12 @@ class Config:
         for name, setting in _settings():
             if setting.notify:
                 listener(name, self._values[name])
+
+    def reread(self) -> None:
+        """Read the environment again, but for what was set in code."""
+        for name, setting in _settings():
+            if self._origins[name] != "set in code" and (value := setting.initial()) != self._values[name]:
+                self._set(setting, value, f"{setting.variable} in the environment")
 
     def _set(self, setting: Setting[Any], value: Any, origin: str) -> None:
         before = self._values[setting.name]

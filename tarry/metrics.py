@@ -5,44 +5,82 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tarry import events
+from tarry.events.text import duration, what, whole_place
+
+SHOWN = 20
+"""Places that the report shows, the most expensive first."""
+_MAX_PLACES = 4096
+"""Places that are kept: a program may make lines as it goes (exec)."""
+
+
+@dataclass
+class Cost:
+    """What has happened at one place: how often, what it took, and the last cause and remedy."""
+
+    count: int = 0
+    seconds: float = 0.0
+    reason: str = ""
+    remedy: str = ""
+
 
 _lock = threading.Lock()
 _counts: Counter[str] = Counter()
 _seconds: Counter[str] = Counter()
-_sites: Counter[tuple[str, str]] = Counter()  # (operator, file:line) of each fallback
 _reasons: Counter[str] = Counter()  # of compiles that another one would have spared
+_places: dict[tuple[str, str], Cost] = {}  # by what happened and where
 _native: Callable[[], dict[str, int]] = dict
-_native_fallbacks: Callable[[], list[tuple[str, str, int, int]]] = list
+_native_fallbacks: Callable[[], list[tuple[str, str, int, str, int, float]]] = list
 _native_seconds: Callable[[], dict[str, float]] = dict
 _reset_native: Callable[[], None] = lambda: None  # noqa: E731 - replaced when the native part is loaded
 _backend: Callable[[], dict[str, float]] = dict
 
 
 def _count(kind: str, fields: dict[str, Any]) -> None:
+    if kind == "read":
+        return  # known only while somebody watches: a count of some of them would mislead
     with _lock:
         if kind == "fallback":
             _counts[f"fallback/{fields['op']}"] += 1
-            _sites[fields["op"], f"{fields['file']}:{fields['line']}"] += 1
         elif kind == "pieces":
             _counts["pieces"] += fields["calls"]
             _counts["kinds_of_pieces"] += fields["kinds"]
         else:
             _counts[kind] += 1
-        if kind == "compile" and fields.get("reason"):
+        if kind == "compile" and fields["again"]:
             _reasons[fields["reason"]] += 1
         if "seconds" in fields:
             _seconds[kind] += fields["seconds"]
 
 
+def _count_place(kind: str, fields: dict[str, Any]) -> None:
+    """Sum up what costs by its place, where that is known. A compile is summed up when it is done."""
+    if not fields.get("file") or kind in ("compiling", "slow_compile", "takeover", "error", "reference"):
+        return
+    known = events.DEFAULTS[kind] | fields
+    if not events.KINDS[kind].topic or (kind == "sync" and known["path"] != "reference"):
+        return  # nothing to change about it
+    with _lock:
+        cost = _places.get(key := (what(kind, known), whole_place(known)))
+        if cost is None:
+            if len(_places) >= _MAX_PLACES:
+                return
+            cost = _places[key] = Cost()
+        cost.count += 1
+        cost.seconds += known["seconds"]
+        cost.reason, cost.remedy = known["reason"], known["remedy"]
+
+
 events.count_with(_count)
+events.count_places_with(_count_place)
 
 
 def attach(
     native: Callable[[], dict[str, int]],
-    fallbacks: Callable[[], list[tuple[str, str, int, int]]],
+    fallbacks: Callable[[], list[tuple[str, str, int, str, int, float]]],
     seconds: Callable[[], dict[str, float]],
     reset: Callable[[], None],
     backend: Callable[[], dict[str, float]],
@@ -76,13 +114,29 @@ def reset() -> None:
     with _lock:
         _counts.clear()
         _seconds.clear()
-        _sites.clear()
         _reasons.clear()
+        _places.clear()
         _reset_native()
 
 
+def places() -> list[tuple[str, str, Cost]]:
+    """What has happened where, and what it cost, the most expensive first. Compiles and operators that ran by
+    themselves always have a line; reads and steps do while somebody watches (TARRY_LOG, `tarry.events.subscribe`)."""
+    events.flush()
+    with _lock:
+        found = {key: replace(cost) for key, cost in _places.items()}
+    for op, file, line, module, count, seconds in _native_fallbacks():
+        fields = {"op": op, "file": file, "line": line, "module": module}
+        cost = found.setdefault((what("fallback", fields), whole_place(fields)), Cost())
+        cost.count += count
+        cost.seconds += seconds
+        cost.remedy = cost.remedy or events.KINDS["fallback"].remedy
+    rows = [(happened, where, cost) for (happened, where), cost in found.items()]
+    return sorted(rows, key=lambda row: (-row[2].seconds, -row[2].count))
+
+
 def report() -> str:
-    """A readable report: counts, times, why graphs were compiled again, and where each fallback came from."""
+    """A readable report: counts, times, why graphs were compiled again, and what happened at which line, by cost."""
     counts, times = counters(), seconds()
     lines = ["tarry metrics"]
     for name in sorted(counts):
@@ -94,14 +148,22 @@ def report() -> str:
             "torch.set_num_threads() changes that"
         )
     with _lock:
-        found, reasons = Counter(_sites), _reasons.most_common()
-    for op, file, line, count in _native_fallbacks():
-        found[op, f"{file}:{line}"] += count
-    sites = found.most_common()
+        reasons = _reasons.most_common()
     if reasons:
         lines.append("compiled again")
         lines.extend(f"  {count:>4}  {reason}" for reason, count in reasons)
-    if sites:
-        lines.append("fallbacks by line")
-        lines.extend(f"  {op:<40} {count:>10}  {site}" for (op, site), count in sites)
+    rows = places()
+    if rows:
+        lines.append("by line, the most expensive first")
+        for happened, where, cost in rows[:SHOWN]:
+            lines.append(f"  {where}  {happened}: {_total(cost)}")
+            lines += [f"      {label}: {text}" for label, text in (("why", cost.reason), ("do", cost.remedy)) if text]
+        if len(rows) > SHOWN:
+            lines.append(f"  and {len(rows) - SHOWN} more: tarry.metrics.places()")
     return "\n".join(lines)
+
+
+def _total(cost: Cost) -> str:
+    if not cost.seconds:
+        return f"{cost.count} times"
+    return duration(cost.seconds) if cost.count == 1 else f"{cost.count} x {duration(cost.seconds / cost.count)}"

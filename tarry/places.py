@@ -1,32 +1,49 @@
 """Which line of the program something happened at: the user's line, and that of the library between it and torch.
 
-Walking up the frames costs microseconds, so it is done for events that have subscribers, and not for each operator
-(csrc/record/provenance.h does that).
+Whose a file is, is judged here; csrc/record/provenance.h walks the frames, for each operator and for events. For events
+it walks further, which costs a microsecond, so it is done for those that have subscribers.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.util
+import os
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from tarry.events import watched
 
+USERS, LIBRARYS, INTERNAL = 0, 1, 2
+"""Whose a file is: of the program itself, of an installed package, of torch, tarry or Python."""
+
 _PACKAGE = f"{Path(__file__).parent}/"
 _EXAMPLES = f"{_PACKAGE}examples/"
 _STANDARD = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
+_GENERATED = ("<frozen", "<eval_with_key>")  # by Python's importer, by torch.fx
 _INSTALLED = ("/site-packages/", "/dist-packages/")
+_current: Callable[[], tuple[str, int, str, str]] = lambda: ("", 0, "", "")  # noqa: E731 - see attach
 
 
 @functools.cache
+def judge(file: str) -> int:
+    """Whose code of this file is."""
+    if is_ours(file) or file.startswith((*_GENERATED, *_torch())):
+        return INTERNAL
+    if _is_script(file):
+        return USERS  # wherever it lies
+    if any(part in file for part in _INSTALLED):
+        return LIBRARYS
+    return INTERNAL if file.startswith(_STANDARD) else USERS
+
+
 def is_users(file: str) -> bool:
     """Whether code of this file belongs to the program itself: not to tarry, a library or Python."""
-    return not (file.startswith("<frozen") or file.startswith(_STANDARD) or is_ours(file)) and not any(
-        part in file for part in _INSTALLED
-    )
+    return judge(file) == USERS
 
 
 @functools.cache
@@ -36,23 +53,52 @@ def is_ours(file: str) -> bool:
 
 
 @functools.cache
-def _is_library(file: str) -> bool:
-    return not (is_users(file) or is_ours(file) or file.startswith("<frozen")) and "/torch/" not in file
+def _torch() -> tuple[str, ...]:
+    spec = importlib.util.find_spec("torch")
+    return () if spec is None else tuple(f"{folder}/" for folder in spec.submodule_search_locations or ())
+
+
+def _is_script(file: str) -> bool:
+    """Whether it is the file that Python was started with, and not a command that an installed package has."""
+    main = sys.modules.get("__main__")
+    script = getattr(main, "__file__", None)
+    return script is not None and getattr(main, "__spec__", None) is None and os.path.abspath(script) == file
+
+
+def attach(current: Callable[[], tuple[str, int, str, str]]) -> None:
+    """Give the native part's look at the frames: the user's file and line, the library's line, the module."""
+    global _current
+    _current = current
+
+
+def fields(place: tuple[str, int, str, str]) -> dict[str, Any]:
+    """A place as fields of an event."""
+    return dict(zip(("file", "line", "library", "module"), place, strict=True))
+
+
+def of_line(file: str, line: int, module: str) -> dict[str, Any]:
+    """A line that was recorded as fields of an event. If it is a library's, the user's line is that of the caller."""
+    if not file or judge(file) == USERS:
+        return fields((file, line, "", module))
+    users = here()
+    return fields((users.get("file", ""), users.get("line", 0), f"{file}:{line}", module))
+
+
+def label() -> str:
+    """The user's line that the calling thread is at, as the rows of a profile show it: " (train.py:24)", or ""."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f" ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})" if frame is not None else ""
 
 
 def of_caller() -> dict[str, Any]:
-    """The fields of an event that say where the calling thread is, if events have subscribers: `file` and `line` of
-    the user's program, and `library`, the innermost line of a library below it, or "". Empty if it is not known: on a
-    thread that runs nothing of the user's."""
-    if not watched():
-        return {}
-    library = ""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if is_users(file):
-            return {"file": file, "line": frame.f_lineno, "library": library}
-        if not library and _is_library(file) and not file.startswith(_STANDARD):
-            library = f"{file}:{frame.f_lineno}"
-        frame = frame.f_back
-    return {}
+    """The fields of an event that say where the calling thread is, if events have subscribers; empty if not, and if it
+    is not known: on a thread that runs nothing of the user's."""
+    return here() if watched() else {}
+
+
+def here() -> dict[str, Any]:
+    """The same, whoever listens: for what happens rarely."""
+    place = _current()
+    return fields(place) if place[0] else {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import traceback
 from pathlib import Path
 from typing import Any
@@ -89,3 +91,61 @@ def test_all_frames_on_request(device: str) -> None:
     with tarry.config.override(full_tracebacks=True), pytest.raises(IndexError) as caught:
         value.item()
     assert any("tarry/runtime" in frame.filename for frame in traceback.extract_tb(caught.value.__traceback__))
+
+
+def _in_a_generator(value: torch.Tensor) -> Any:
+    def values() -> Any:
+        yield value.item()
+
+    return next(values())
+
+
+def _in_a_class(value: torch.Tensor) -> Any:
+    class Holder:
+        held = value.item()
+
+    return Holder
+
+
+def _by_a_thread(value: torch.Tensor) -> Any:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(value.item).result()
+
+
+WAYS = {
+    "item": lambda value: value.item(),
+    "bool": lambda value: bool(value),
+    "print": lambda value: repr(value),
+    "format": lambda value: f"{value:.2f}",
+    "numpy": lambda value: value.numpy(force=True),
+    "copy": lambda value: torch.empty(()).copy_(value),
+    "deepcopy": lambda value: copy.deepcopy(value.detach()).item(),
+    "another operator": lambda value: (value * 2 + 1).item(),
+    "mark_step": lambda value: tarry.mark_step(wait=True),
+    "sync": lambda value: tarry.sync(value),
+    "fallback": lambda value: torch.nonzero(value),
+    "save": lambda value: torch.save(value, io.BytesIO()),
+    "exec": lambda value: exec("value.item()", {"value": value}),
+    "generator": _in_a_generator,
+    "class": _in_a_class,
+    "thread": _by_a_thread,
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("backend", ["eager", "torchscript"])
+def test_whatever_reads_it_the_error_is_the_operators(device: str, backend: str, way: Any) -> None:
+    tarry.set_backend(backend, compile="wait")
+    value = _failing(device).sum()
+    with pytest.raises(IndexError) as caught:
+        way(value)
+    text = "".join(traceback.format_exception(caught.value))
+    # A function of tarry's in Python that the program has called itself cannot leave its own frame out.
+    ours = sum(places.is_ours(frame.filename) for frame in traceback.extract_tb(caught.value.__traceback__))
+    assert ours <= (way in (WAYS["mark_step"], WAYS["sync"], WAYS["print"]))
+    assert "During handling" not in text
+    assert "direct cause" not in text
+    line = next(k for k, source in enumerate(Path(__file__).read_text().splitlines(), 1) if "embedding(" in source)
+    assert f"recorded at {__file__}:{line}" in text

@@ -8,11 +8,13 @@ at each run (`takes_number`), what it can do at all (`capabilities`). The runtim
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias
 
 from tarry.errors import BackendError
@@ -132,6 +134,27 @@ class MemoryInfo:
 
     free: int = 0
     total: int = 0
+
+
+def host_memory() -> MemoryInfo:
+    """What this process can have of the host's memory: what the system can give without swapping, within the limit of
+    its control group (a container's, mostly)."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    free, total = os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+    with contextlib.suppress(OSError, ValueError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), free)
+    for limit_file, use_file in _CONTROL_GROUP_FILES:
+        with contextlib.suppress(OSError, ValueError):  # no such group, or "max"
+            limit, used = int(Path(limit_file).read_text()), int(Path(use_file).read_text())
+            free, total = max(min(free, limit - used), 0), min(total, limit)
+    return MemoryInfo(free, total)
+
+
+_CONTROL_GROUP_FILES = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
 
 
 class Batch(Protocol):
@@ -374,8 +397,7 @@ class Backend:
         device = torch.device(self.devices()[ordinal])
         if device.type == "cuda":
             return MemoryInfo(*torch.cuda.mem_get_info(device))
-        page = os.sysconf("SC_PAGE_SIZE")
-        return MemoryInfo(os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page)
+        return host_memory()
 
     # ---- for backends that need no graph
 

@@ -22,6 +22,7 @@ from tarry.ir.graph import HERE, Graph, Node, Number, Value, map_leaves
 from tarry.ir.infer import fresh_results
 from tarry.ir.layout import TensorType
 from tarry.ir.operators import operator, overload
+from tarry.native import C
 from tarry.passes.foreach import unroll_foreach
 
 Kernel: TypeAlias = Callable[..., Any]
@@ -46,7 +47,11 @@ class GeneratedBackend(Backend):
             **{name: functools.partial(kernel, self) for name, kernel in self.generated.items()},
             **self.written,
         }
+        self._whole = [name for name in self.kernels if _is_composite(name)]
+        if batch_norm := self.kernels.get("aten::native_batch_norm"):
+            self.kernels = {**_batch_norms(batch_norm), **self.kernels}
         self._library: Any = None
+        self._recorded: list[C.RecordedWhole] = []
 
     # ---- what an author overrides
 
@@ -62,11 +67,15 @@ class GeneratedBackend(Backend):
 
     def supports(self, node: Node) -> bool:
         # One that writes needs copies, and one that draws from the device's generator needs that generator.
-        return self._kernel_name(node.op) in self.kernels and not node.kept and node.seed is None
+        is_pure = not node.kept or _only_reads_statistics(node)
+        return self._kernel_name(node.op) in self.kernels and is_pure and node.seed is None
 
     def decompositions(self) -> Mapping[str, Callable[..., Any]]:
         """PyTorch's recipes into core operators, and those of `decomposed`."""
-        return _recipes(tuple(self.decomposed))
+        recipes = _recipes(tuple(self.decomposed))
+        if "aten::native_batch_norm" in self.kernels:
+            return {**recipes, "aten::_native_batch_norm_legit_functional": _batch_norm_with_statistics}
+        return recipes
 
     def compile(self, graph: Graph) -> Run:
         graph = unroll_foreach(graph)
@@ -83,13 +92,16 @@ class GeneratedBackend(Backend):
         return run
 
     def setup(self) -> None:
-        """Register the autograd functions. They hold for the device, so they go when another backend comes."""
+        """Register the autograd functions, and have operators that PyTorch would take apart recorded whole if there is
+        a kernel. Both hold for the device, so they go when another backend comes."""
+        self._recorded = [C.RecordedWhole(name) for name in self._whole]
         if self.autograd:
             self._library = torch.library.Library("aten", "IMPL")
             for name, function in self.autograd.items():
-                self._library.impl(name.removeprefix("aten::"), function, "AutogradPrivateUse1")
+                self._library.impl(name.removeprefix("aten::"), _complete(name, function), "AutogradPrivateUse1")
 
     def teardown(self) -> None:
+        self._recorded = []
         if self._library is not None:
             self._library._destroy()  # checked on torch 2.11 and 2.13; there is no public way
             self._library = None
@@ -145,7 +157,8 @@ class _Step:
         args = [resolve(arg) for arg in self.positional]
         kwargs = {name: resolve(arg) for name, arg in self.keyword.items()}
         result = self.kernel(*args, **kwargs)
-        made = zip(self.node.outputs, fresh_results(self.node.op, result), strict=True)
+        unchanged = [args[k] for k in operator(self.node.op).written] if self.node.kept else []
+        made = zip(self.node.outputs, [*fresh_results(self.node.op, result), *unchanged], strict=True)
         values.update((value, self.finish(data, value.type)) for value, data in made if value is not None)
         for value in self.drops:
             del values[value]
@@ -177,6 +190,62 @@ def _recipes(more: tuple[str, ...]) -> Mapping[str, Callable[..., Any]]:
     found = dict(core_aten_decompositions())
     found.update(get_decompositions([getattr(torch.ops.aten, name) for name in more]))
     return {chosen.name(): recipe for chosen, recipe in found.items() if isinstance(chosen, torch._ops.OpOverload)}
+
+
+def _complete(name: str, function: Kernel) -> Kernel:
+    """An autograd function that is given all arguments: PyTorch leaves out those at the end that have their default."""
+    arguments = operator(name).arguments
+    defaults = [argument.default_value for argument in overload(name)._schema.arguments]
+    positional = [default for argument, default in zip(arguments, defaults, strict=True) if not argument.kwarg_only]
+    keywords = {a.name: default for a, default in zip(arguments, defaults, strict=True) if a.kwarg_only}
+
+    @functools.wraps(function)
+    def complete(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, *positional[len(args) :], **{**keywords, **kwargs})
+
+    return complete
+
+
+def _is_composite(name: str) -> bool:
+    """Whether PyTorch takes an operator apart. Private to torch: checked on 2.11 and 2.13."""
+    has: Callable[[str, str], bool] = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has(name, "CompositeImplicitAutograd") and not has(name, "PrivateUse1")
+
+
+# Graphs have batch normalisation in forms that write to no running statistics, but for one that only reads them.
+
+
+def _only_reads_statistics(node: Node) -> bool:
+    return node.op == "aten::_native_batch_norm_legit" and node.args[5] is False
+
+
+def _batch_norms(kernel: Kernel) -> dict[str, Kernel]:
+    """The kernel of native_batch_norm for the forms that give three results."""
+
+    def no_stats(x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float) -> Any:
+        return kernel(x, weight, bias, None, None, training, momentum, eps)
+
+    def no_training(x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float) -> Any:
+        return kernel(x, weight, bias, mean, var, False, momentum, eps)
+
+    return {
+        "aten::_native_batch_norm_legit": kernel,
+        "aten::_native_batch_norm_legit.no_stats": no_stats,
+        "aten::_native_batch_norm_legit_no_training": no_training,
+    }
+
+
+def _batch_norm_with_statistics(
+    x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
+) -> tuple[Any, ...]:
+    """The form that gives the new running statistics, too, made of the one that does not."""
+    if not training:
+        results = torch.ops.aten._native_batch_norm_legit_no_training(x, weight, bias, mean, var, momentum, eps)
+        return (*results, mean.clone(), var.clone())
+    results = torch.ops.aten._native_batch_norm_legit.no_stats(x, weight, bias, True, momentum, eps)
+    batch = torch.var(x.to(var.dtype), [0, *range(2, x.dim())], correction=1)
+    moved = [old * (1 - momentum) + new * momentum for old, new in ((mean, results[1]), (var, batch))]
+    return (*results, *moved)
 
 
 @contextmanager

@@ -28,6 +28,8 @@ def register(name: str, factory: Callable[..., Backend]) -> None:
         raise BackendError(f"tarry.register_backend: {name!r} is not a name; use letters, digits, '_' and '-'")
     if not callable(factory):
         raise BackendError(f"tarry.register_backend({name!r}): expected a Backend class or a factory, got {factory!r}")
+    if name in _BUILT_IN:
+        raise BackendError(f"tarry.register_backend({name!r}): tarry has a backend of that name; choose another")
     _registered[name] = factory
 
 

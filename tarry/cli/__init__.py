@@ -1,4 +1,4 @@
-"""The `tarry` command: `run`, `demo`, `doctor`, `bench`.
+"""The `tarry` command: `run`, `report`, `demo`, `doctor`, `bench`.
 
 This module parses arguments and nothing more: each command lives in a module of its own that is imported when it
 runs, so that `--help` answers at once and does not need torch.
@@ -41,6 +41,10 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
             from tarry.cli.run import run
 
             return run(options)
+        case "report":
+            from tarry.cli.report import report
+
+            return report(options.files, options.output, options.open)
         case "demo":
             from tarry.cli.demo import demo
 
@@ -79,12 +83,14 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
     _add_run(commands)
+    _add_report(commands)
     demo = commands.add_parser(
         "demo",
-        help="train a small language model in eager PyTorch and on tarry, and compare",
-        description="Runs tarry/examples/train_gpt.py, an ordinary training script, in eager PyTorch and then with "
-        "device='tarry', and prints the time of a step in both, whether the losses agree (exit status 1 if they do "
-        "not), and what tarry recorded, compiled and found on disk.",
+        help="train a small language model in eager PyTorch, with torch.compile and on tarry, and compare",
+        description="Runs tarry/examples/train_gpt.py, an ordinary training script, in eager PyTorch, with "
+        "torch.compile (from 100 steps on) and with device='tarry'. Prints the time of a step in each, whether the "
+        "losses agree (exit status 1 if they do not), when tarry's program took over, and what tarry recorded, "
+        "compiled and found on disk.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     demo.add_argument("--steps", type=_positive, default=300, metavar="N", help="training steps in each mode")
@@ -139,7 +145,8 @@ def _add_run(commands: Any) -> None:
         choices=("auto", "cuda", "cpu"),
         default="auto",
         help='the device that the script was written for: "cuda"; or "cpu", also if it names none; auto (the default): '
-        '"cuda" if its text has the word',
+        '"cuda" if its text has the word, or leaves the choice to torch.accelerator, a Trainer, an Accelerator or '
+        "Lightning",
     )
     run.add_argument("--backend", metavar="NAME", help="what compiles the steps (default: the best that works here)")
     run.add_argument(
@@ -158,10 +165,34 @@ def _add_run(commands: Any) -> None:
         help="first run the script in eager PyTorch, in a process of its own, up to its N-th optimizer.step(), and "
         "compare losses and times. What it writes by then, it writes twice; seeds are set for both",
     )
+    run.add_argument(
+        "--report",
+        metavar="FILE.html",
+        help="record what happens, and make a page of it: what to change first, a timeline, the graphs, costs by line. "
+        "Its events are written to FILE.json meanwhile (see tarry report --help)",
+    )
     run.add_argument("--quiet", action="store_true", help="no summary, and no progress of compiles")
     run.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="a module, as python -m")
     run.add_argument("script", nargs="?", help="the script")
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
+
+
+def _add_report(commands: Any) -> None:
+    report = commands.add_parser(
+        "report",
+        help="make a page of what a run did: what to change first, timeline, graphs, costs by line, memory",
+        description="Makes one HTML page, which needs nothing else, from a file of events, and prints the verdict.\n"
+        "Such files are written, beside a page, by `tarry run --report out.html script.py` and by\n"
+        "tarry.report('out.html') in a program; that of a process that was killed is as good as any.",
+        epilog="examples:\n"
+        "  tarry report out.json                   the page of one run, out.html\n"
+        "  tarry report before.json after.json     two runs, compared\n"
+        "  tarry report out.rank*.json             the ranks of one run, side by side",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    report.add_argument("files", nargs="+", metavar="events.json", help="files of events")
+    report.add_argument("-o", "--output", metavar="FILE.html", help="the page (default: beside the first file)")
+    report.add_argument("--open", action="store_true", help="show the page in a browser")
 
 
 def _version() -> str:

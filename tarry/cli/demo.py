@@ -1,6 +1,6 @@
-"""`tarry demo`: one training script in eager PyTorch and on tarry, side by side.
+"""`tarry demo`: one training script in eager PyTorch, with torch.compile, and on tarry, side by side.
 
-The script is `tarry/examples/train_gpt.py`, as it is; only its device differs.
+The script is `tarry/examples/train_gpt.py`, as it is; only its device differs, or its option --compile.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tarry.events import Event
 
 MAX_WAIT = 90.0  # seconds that the demo waits for a compiler that works in the background
+WORTH_COMPILING = 100  # steps from which on torch.compile is shown, too: it takes half a minute before its first
 
 
 @dataclass
@@ -62,16 +63,15 @@ def demo(*, steps: int, device: str, backend: str | None, seed: int, quiet: bool
         print(f"error: {problem}", file=sys.stderr)
         return 1
     build(TARRY)  # here rather than at the import, which may come in the middle of a progress bar
-    torch.set_num_threads(1)  # the model is too small to gain from more, and on a busy machine they wait for each other
     console = Console(quiet=quiet)
     settings = train_gpt.Settings(device, steps=steps, warm_up=steps // 10, validate_every=_half(steps), seed=seed)
     console.print(
         f"{train_gpt.__file__}\n{steps} steps of {settings.accumulate} batches, bf16 autocast, dropout, activation "
-        f"checkpointing; torch {torch.__version__}, real device {device}, one thread."
+        f"checkpointing; torch {torch.__version__}, real device {device}, {_threads()}."
     )
     with _progress(console, quiet) as progress:
         bars = Bars(progress, steps)
-        eager, lazy, work = _train_all(bars, settings, device, backend)
+        eager, compiled, lazy, work = _train_all(bars, settings, device, backend)
     difference = max(compare(eager, run) for run in lazy)
     agree = difference <= Run.TOLERANCE
     verdict = "match" if agree else "DIFFER"
@@ -81,19 +81,23 @@ def demo(*, steps: int, device: str, backend: str | None, seed: int, quiet: bool
             f"ms per step {eager.step_ms:.2f} eager, {lazy[-1].step_ms:.2f} tarry"
         )
     else:
-        console.print(comparison(eager, lazy, difference))
+        console.print(comparison(eager, compiled, lazy, difference))
         console.print(work_table(work))
     return 0 if agree else 1
 
 
 def _train_all(
     bars: Bars, settings: train_gpt.Settings, device: str, backend: str | None
-) -> tuple[Run, list[Run], Work]:
-    """Eager's run, tarry's, and what tarry did. A second one of tarry's if the first was over before the compiler."""
+) -> tuple[Run, Run | None, list[Run], Work]:
+    """The run of eager, of torch.compile, those of tarry, and what tarry did. tarry has a second one if the first was
+    over before the compiler."""
     on_cuda = device.startswith("cuda")
     if not on_cuda:
         _start(backend, device)
     eager = bars.train(f"eager on {device}", settings)
+    compiled = None
+    if settings.steps >= WORTH_COMPILING:
+        compiled = bars.train("torch.compile", replace(settings, compile=True))
     if on_cuda:
         _start(backend, device)
     import tarry
@@ -106,7 +110,12 @@ def _train_all(
         runs = [bars.train("tarry", on_tarry)]
         if Work(seen).reference_steps > settings.steps // 2 and _wait_for_compiler(bars):
             runs.append(bars.train("tarry, compiled", on_tarry))
-    return eager, runs, Work(seen, settings.steps * len(runs), tarry.metrics.counters(), tarry.get_backend().name)
+    return (
+        eager,
+        compiled,
+        runs,
+        Work(seen, settings.steps * len(runs), tarry.metrics.counters(), tarry.get_backend().name),
+    )
 
 
 def _wait_for_compiler(bars: Bars) -> bool:
@@ -130,6 +139,11 @@ def _progress(console: Console, quiet: bool) -> Iterator[Progress]:
     )
     with Progress(*columns, console=console, disable=quiet) as progress:
         yield progress
+
+
+def _threads() -> str:
+    count = torch.get_num_threads()
+    return "one thread" if count == 1 else f"{count} threads"
 
 
 def _half(steps: int) -> int:

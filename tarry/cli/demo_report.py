@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.table import Table
 
@@ -52,9 +52,9 @@ def compare(eager: Run, other: Run) -> float:
     return max(differences, key=lambda value: math.inf if math.isnan(value) else value)
 
 
-def comparison(eager: Run, lazy: Sequence[Run], difference: float) -> Table:
+def comparison(eager: Run, compiled: Run | None, lazy: Sequence[Run], difference: float) -> Table:
     """The runs, each a column."""
-    runs = [eager, *lazy]
+    runs = [eager, *([compiled] if compiled else []), *lazy]
     table = Table(title="the same script, on another device", title_justify="left")
     for column in ("", *(run.name for run in runs), ""):
         table.add_column(column, justify="right" if column else "left")
@@ -65,10 +65,13 @@ def comparison(eager: Run, lazy: Sequence[Run], difference: float) -> Table:
     )
     if eager.validation:
         table.add_row("validation loss", *(f"{run.validation[-1]:.4f}" for run in runs), "")
-    ratio = f"{lazy[-1].step_ms / eager.step_ms:.2f} times eager's"
+    ratio = f"tarry takes {lazy[-1].step_ms / eager.step_ms:.2f} times eager's"
+    if compiled:
+        ratio += f", {lazy[-1].step_ms / compiled.step_ms:.2f} times torch.compile's"
     table.add_row("time per step, ms", *(f"{run.step_ms:.2f}" for run in runs), ratio)
     table.add_row("first step, ms", *(_ms(run.seconds[:1]) for run in runs), "with the start of the loader's workers")
     table.add_row("longest later step, ms", *(_ms(run.seconds[1:]) for run in runs), "")
+    table.add_row("all steps, s", *(f"{sum(run.seconds):.1f}" for run in runs), "with the waits for compilers in them")
     return table
 
 
@@ -95,8 +98,15 @@ class Work:
     @property
     def reasons(self) -> list[str]:
         """Why graphs were compiled again."""
-        found = (str(event.fields.get("reason", "")) for event in self.events if event.kind == "compile")
-        return [reason for reason in found if reason]
+        compiles = [event.fields for event in self.events if event.kind == "compile"]
+        return [str(fields["reason"]) for fields in compiles if fields["again"]]
+
+
+def _takeover(fields: Mapping[str, Any]) -> str:
+    return (
+        f"{fields['operations']} operators, compiled in {fields['seconds']:.0f} s: "
+        f"{fields['before'] * 1e3:.0f} ms -> {fields['after'] * 1e3:.0f} ms"
+    )
 
 
 def work_table(work: Work) -> Table:
@@ -108,11 +118,13 @@ def work_table(work: Work) -> Table:
         table.add_column(column, justify="right" if column == "count" else "left")
     again = work.counters.get("node_reuse", 0)
     recorded = work.counters.get("record", 0) + again
+    taken = [_takeover(event.fields) for event in work.events if event.kind == "takeover"]
     rows = (
         ("operators recorded", recorded, f"{again / max(1, recorded):.0%} of them as the step before left them"),
         ("graphs run", syncs, "one for a training step, one for a validation batch"),
         ("on the reference path", work.reference_steps, "operator by operator, while there was no program"),
         ("compiles", work.count("compile"), f"by {work.backend}, {compiling:.1f} s" if compiling else ""),
+        ("programs that took over", len(taken), "; ".join(taken)),
         ("recompiles", len(work.reasons), "; ".join(work.reasons) or "no graph had to be compiled again"),
         ("programs from disk", work.count("store_hit"), "compiled by an earlier process"),
         ("fallbacks", len(fallbacks), ", ".join(sorted(set(fallbacks))) or "every operator was recorded"),

@@ -28,7 +28,7 @@ class CompileProgress:
     def __call__(self, event: Event) -> None:
         if event.kind not in ("compiling", "compile"):
             return
-        why = event.fields["reason"] or "first time"
+        why = event.fields["reason"]
         what = f"a step of {event.fields['operations']} operators ({place(event.fields)})"
         if event.kind == "compiling":
             self._running += 1

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from tarry.lazy.devices import Source
 
 
+# A script with one of these words runs on CUDA where it can: it says so, or leaves the choice to who takes CUDA.
+_ACCELERATED = re.compile(r"\b(cuda|torch\.accelerator|Trainer|Accelerator|lightning|pytorch_lightning)\b")
+
+
 def run(options: argparse.Namespace) -> int:
     """Run a script on tarry; the exit status is the script's own."""
     script = _script(options)
@@ -38,6 +42,8 @@ def run(options: argparse.Namespace) -> int:
     from tarry.cli.watch import Watch
     from tarry.errors import BackendError
 
+    # The first use of a name loads the package (tarry_command.py). Until then `tarry.config` is a module of that name.
+    assert callable(tarry.set_backend)
     try:
         if options.backend or device:
             tarry.set_backend(options.backend, device)
@@ -45,12 +51,23 @@ def run(options: argparse.Namespace) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     tarry.config.compile = options.compile or tarry.config.compile
+    from tarry._api import event_log  # after a first use of the package, which the command loads late
+
+    event_log.quiet = True  # progress and summary say it
     watch, progress = Watch(), CompileProgress(console)
+    try:
+        report = tarry.report(options.report) if options.report else None
+    except (OSError, ValueError) as error:
+        print(f"error: --report: {error}", file=sys.stderr)
+        return 2
     _begin(source, watch, None if options.quiet else progress, losses)
 
     def finish() -> None:
         progress.close()
         _say(console, watch, script.name, source, device or "cpu")
+        if report is not None:
+            report.close()
+            console.print(f"tarry run: report: {report.path}, events: {report.events_path}", soft_wrap=True)
         if eager is not None and losses is not None:
             from tarry.cli.compare import comparison, verdict
 
@@ -70,7 +87,7 @@ def _source(options: argparse.Namespace, script: Script) -> Source:
     """The device that the script was written for."""
     if options.source != "auto":
         return "cuda" if options.source == "cuda" else "cpu"
-    return "cuda" if re.search(r"\bcuda\b", script.text()) else "cpu"
+    return "cuda" if _ACCELERATED.search(script.text()) else "cpu"
 
 
 def _default_device(source: str) -> str | None:
@@ -82,22 +99,21 @@ def _default_device(source: str) -> str | None:
 
 def _begin(source: Source, watch: Watch, progress: object, losses: Losses | None) -> None:
     """Watch what happens, and put lazy mode into force, until after the functions that the script has run at exit."""
-    import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from tarry import events, places
-    from tarry.cli.watch import watch_reads
+    from tarry import events
+    from tarry.integrations import take_over
     from tarry.lazy.devices import Devices
     from tarry.lazy.mode import replacing
 
+    take_over()
     stack = ExitStack()
     for subscriber in (watch, progress):
         if callable(subscriber):
-            stack.enter_context(events.subscribe(subscriber))
+            stack.enter_context(events.subscribe(subscriber, live=False))
     register_optimizer_step_post_hook(lambda *_: watch.end_step())
     if losses is not None:
         losses.watch()
-    watch_reads(torch.Tensor, events.emit, places.of_caller)
     stack.enter_context(replacing(Devices(source)))
     atexit.register(stack.close)
 
@@ -106,5 +122,7 @@ def _say(console: Console, watch: Watch, name: str, source: str, device: str) ->
     import tarry
     from tarry.cli.summary import summary
 
+    tarry.events.flush()
+    watch.finish()
     backend = tarry.get_backend().name if watch.syncs else ""
     console.print(summary(watch, name, source, backend, device), soft_wrap=True)

@@ -69,7 +69,7 @@ def _compiles(watch: Watch) -> str:
     stored = f"{watch.stored} programs from disk" if watch.stored else ""
     if not watch.compiles:
         return stored or "none"
-    again = [fields for fields in watch.compiles if fields["reason"]]
+    again = [fields for fields in watch.compiles if fields["again"]]
     seconds = sum(fields["seconds"] for fields in watch.compiles)
     largest = max(watch.compiles, key=lambda fields: fields["operations"])
     parts = [
@@ -87,10 +87,9 @@ def _costs(label: str, table: Mapping[Place, Cost], none: str) -> Iterator[tuple
     for k, (at, cost) in enumerate(worst(table)):
         library = f", by {_library(cost.library)}" if cost.library else ""
         where = f"{short(at.file)}:{at.line}" if at.file else "an unknown line"
-        what = f".{at.what}()" if label == "reads" else at.what
         each = duration(cost.seconds / cost.count)
         total = f"{cost.count} x {each} = {duration(cost.seconds)}"
-        yield (label if k == 0 else ""), f"{where}  {what}: {total}{library}"
+        yield (label if k == 0 else ""), f"{where}  {at.what}: {total}{library}"
 
 
 def _library(line: str) -> str:
@@ -110,10 +109,10 @@ def _advice(watch: Watch) -> Iterator[str]:
     often = [at for at, cost in worst(watch.reads) if cost.count >= steps / 2 and cost.seconds > matters]
     if often and steps >= 4:
         lines = ", ".join(sorted({f"{short(at.file)}:{at.line}" for at in often}))
-        yield f"{lines}: a wait in every step; read every tenth step, or hand the value to tarry.add_step_closure"
+        yield f"{lines}: a wait in every step; read every tenth step, or tarry.add_step_closure(..., run_async=True)"
     for at, cost in [(at, cost) for at, cost in worst(watch.fallbacks) if cost.seconds > matters][:1]:
         yield f"{short(at.file)}:{at.line}: {at.what} runs by itself, because {cost.reason}; write it otherwise there"
-    again = [fields["reason"] for fields in watch.compiles if fields["reason"]]
+    again = [fields["reason"] for fields in watch.compiles if fields["again"]]
     if len(again) > 2:
         yield "keep shapes and numbers alike from step to step (DataLoader(drop_last=True)): docs/compiling.md"
     if steps and not any(step.compiled for step in watch.steps):

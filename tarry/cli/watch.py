@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import functools
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tarry.events.text import what
+
 if TYPE_CHECKING:
     from tarry.events import Event
-
-READS = (
-    "item",
-    "tolist",
-    "cpu",
-    "numpy",
-    "to",
-    "__bool__",
-    "__float__",
-    "__int__",
-    "__index__",
-    "__repr__",
-    "__array__",
-)
-"""Methods of a tensor that may wait for its value."""
 
 
 class Place(NamedTuple):
@@ -62,7 +49,7 @@ class Step:
 
 @dataclass
 class Watch:
-    """Collects events. Any thread may call it."""
+    """Collects events, some of which come later than they happen. Any thread may call it."""
 
     steps: list[Step] = field(default_factory=list)
     compiles: list[dict[str, Any]] = field(default_factory=list)
@@ -74,7 +61,8 @@ class Watch:
     syncs: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _last: float = field(default_factory=time.perf_counter)
-    _interpreted: bool = False
+    _ends: deque[float] = field(default_factory=deque)
+    """When steps ended whose events may not have come yet."""
     _operations: list[int] = field(default_factory=lambda: [0, 0])
     """Since the last step: those that programs computed, and those that the reference path did."""
 
@@ -82,13 +70,12 @@ class Watch:
         with self._lock:
             match event.kind:
                 case "reference" | "interpreted":
-                    self._interpreted = True
                     reason = event.fields["reason"]
                     self.references[reason] = self.references.get(reason, 0) + 1
                 case "sync":
                     self.syncs += 1
-                    self._operations[self._interpreted] += event.fields["operations"]
-                    self._interpreted = False
+                    self._close_steps(event.time)
+                    self._operations[event.fields["path"] == "reference"] += event.fields["operations"]
                 case "compile":
                     self.compiles.append(event.fields)
                 case "store_hit":
@@ -96,7 +83,7 @@ class Watch:
                 case "fallback":
                     self._cost(self.fallbacks, event.fields["op"], event.fields)
                 case "read":
-                    self._cost(self.reads, event.fields["method"], event.fields)
+                    self._cost(self.reads, what("read", event.fields), event.fields)
 
     @staticmethod
     def _cost(table: dict[Place, Cost], what: str, fields: dict[str, Any]) -> None:
@@ -105,35 +92,17 @@ class Watch:
 
     def end_step(self) -> None:
         """`optimizer.step()` is over."""
-        now = time.perf_counter()
         with self._lock:
+            self._ends.append(time.perf_counter())
+
+    def finish(self) -> None:
+        """All events have come."""
+        with self._lock:
+            self._close_steps(math.inf)
+
+    def _close_steps(self, until: float) -> None:
+        while self._ends and self._ends[0] < until:
+            end = self._ends.popleft()
             compiled, interpreted = self._operations
-            self.steps.append(Step(now - self._last, compiled > interpreted))
-            self._operations = [0, 0]
-            self._last = now
-
-
-def watch_reads(tensor: Any, emit: Callable[..., None], place: Callable[[], dict[str, Any]]) -> None:
-    """Have an event `read` emitted when a program has waited for a value of a recorded tensor. For good: it is done
-    once, before a script runs. `tensor` is torch.Tensor."""
-    inside = threading.local()
-
-    def watched(name: str, original: Any) -> Any:
-        @functools.wraps(original)
-        def read(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.device.type != "tarry" or getattr(inside, "now", False):
-                return original(self, *args, **kwargs)
-            inside.now = True
-            start = time.perf_counter()
-            try:
-                result = original(self, *args, **kwargs)
-            finally:
-                inside.now = False
-            if name != "to" or result.device.type == "cpu":
-                emit("read", method=name, seconds=time.perf_counter() - start, **place())
-            return result
-
-        return read
-
-    for name in READS:
-        setattr(tensor, name, watched(name, getattr(tensor, name)))
+            self.steps.append(Step(end - self._last, compiled > interpreted))
+            self._operations, self._last = [0, 0], end

@@ -24,6 +24,8 @@ class Functions:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.problems: list[Problem] = []
+        self.missed = 0
+        """How many were looked for in vain: near names are looked up for the first of them only."""
         self.defined: dict[str, ast.FunctionDef | None] = {}
         try:
             tree = ast.parse(read_text(path, "a Python file"), str(path))
@@ -87,7 +89,8 @@ def _check(
     functions: Functions, name: str, schema: LazySchema, what: str, paste: str, position: Position
 ) -> list[Problem]:
     if name not in functions.defined:
-        near = difflib.get_close_matches(name, functions.defined, n=1, cutoff=0.85)
+        functions.missed += 1
+        near = difflib.get_close_matches(name, functions.defined, n=1, cutoff=0.85) if functions.missed < 100 else []
         meant = f"It has {near[0]!r}; did you mean that?\n" if near else ""
         return [Problem(position, f"{functions.path} lacks {what}", f"{meant}Write there:\n{paste}")]
     found = functions.defined[name]

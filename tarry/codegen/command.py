@@ -18,6 +18,7 @@ from tarry.codegen.emit.nodes import NodeOptions, emit_node_base, emit_nodes
 from tarry.codegen.emit.python import header
 from tarry.codegen.emit.shapes import emit_shape_imports, emit_shapes, has_shape_function
 from tarry.codegen.model import Backend, LazySchema, Position, Problem
+from tarry.codegen.naming import BUILT_IN_BACKENDS, default_name
 from tarry.codegen.natives import natives, torch_version
 from tarry.codegen.op_table import OpEntry, operator_rules
 from tarry.codegen.plan import Plan, make_plan
@@ -78,11 +79,15 @@ class Options:
 
 @dataclass
 class Result:
-    """What a run found. `files` is empty where there are problems."""
+    """What a run found. `files` is empty where there are errors."""
 
     problems: list[Problem] = field(default_factory=list)
     backend: Backend | None = None
     files: dict[Path, str] = field(default_factory=dict)
+
+    @property
+    def errors(self) -> list[Problem]:
+        return [problem for problem in self.problems if not problem.is_warning]
 
 
 def generate(options: Options) -> Result:
@@ -93,9 +98,9 @@ def generate(options: Options) -> Result:
         return result
     work = _Generation(options, backend)
     result.problems = sorted([*problems, *work.check()], key=lambda problem: problem.position)
-    if not result.problems and options.output_dir is not None:
+    if not result.errors and options.output_dir is not None:
         result.files = {options.output_dir / name: text for name, text in work.files().items()}
-        result.problems = [problem for path, text in result.files.items() for problem in not_python(path, text)]
+        result.problems += [problem for path, text in result.files.items() for problem in not_python(path, text)]
     return result
 
 
@@ -103,8 +108,10 @@ def run(options: Options) -> int:
     """Run the command; returns its exit code: 0, or 1 if something is wrong or, with --check, stale."""
     out, err = sys.stdout, sys.stderr
     result = generate(options)
-    if result.problems or result.backend is None:
+    if result.errors or result.backend is None:
         return _report_problems(result.problems, err)
+    for warning in result.problems:
+        print(warning, file=err)
     if options.json:
         print(to_json(backend_listing(result.backend)), end="", file=out)
         if options.output_dir is None:
@@ -142,7 +149,8 @@ def _leftovers(folder: Path, made: dict[Path, str]) -> list[Path]:
 def _report_problems(problems: list[Problem], err: TextIO) -> int:
     for problem in problems:
         print(problem, file=err)
-    print(f"{len(problems)} error{'s' if len(problems) > 1 else ''}; nothing was written", file=err)
+    count = sum(not problem.is_warning for problem in problems)
+    print(f"{count} error{'s' if count > 1 else ''}; nothing was written", file=err)
     return 1
 
 
@@ -173,7 +181,7 @@ class _Generation:
         self.options = options
         self.backend = backend
         self.plan: Plan = make_plan(backend)
-        self.name = options.backend_name or backend.name.lower()
+        self.name = options.backend_name or default_name(backend)
         self.impl = Functions(options.impl_path) if options.impl_path else None
         self.shapes = Functions(options.shape_inference_path) if options.shape_inference_path else None
         self.owed: list[LazySchema] = [function.schema for function in backend.shape_functions]
@@ -196,6 +204,9 @@ class _Generation:
         if not re.fullmatch(r"[A-Za-z_][\w-]*", self.name or "_"):
             where = Position("--backend-name")
             problems.append(Problem(where, f"{self.name!r} is not a name", "Use letters, digits, '_' and '-'."))
+        if self.name in BUILT_IN_BACKENDS:
+            message = f"{self.name!r} is a backend that comes with tarry"
+            problems.append(Problem(Position("--backend-name"), message, "Choose another name."))
         return problems
 
     # ---- the files
@@ -256,7 +267,7 @@ class _Generation:
     def _coverage(self, written: list[KernelSpec]) -> Coverage:
         known = natives()
         rules = operator_rules()
-        kernels = {spec.schema.name for spec in (*self.plan.generated, *written)}
+        kernels = {name for spec in (*self.plan.generated, *written) for name in spec.graph_names}
         functional = {}
         for name, function in known.by_name.items():
             if str(function.func.kind().name) != "functional":
@@ -268,7 +279,7 @@ class _Generation:
             name=self.name,
             torch_version=torch_version(),
             kernels=frozenset(kernels),
-            unwritten=frozenset(spec.schema.name for spec in self.plan.written) - kernels,
+            unwritten=frozenset(name for spec in self.plan.written for name in spec.graph_names) - kernels,
             never_called=self.plan.never_called,
             functional=functional,
             table=sorted((rules.entry(function) for function in known.by_name.values()), key=lambda row: row.name),

@@ -19,6 +19,10 @@ DETAILS = ("structured", "define_meta", "device_guard")
 """What a YAML can say about one operator: `- mul.out: {structured: true}`. All are truth values."""
 
 
+MOST_HINTS = 100
+"""Mistakes for which near names are looked up, which takes a while."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """One entry. `function` is None if there is no such operator; `meant` are then the names nearest to it."""
@@ -39,6 +43,7 @@ class EntryReader:
         self.natives = known
         self.section = section
         self.problems = problems
+        self._lists: set[int] = set()  # nested ones, which aliases may repeat
 
     def error(self, position: Position, message: str, hint: str = "") -> None:
         self.problems.append(Problem(position, message, hint))
@@ -53,6 +58,9 @@ class EntryReader:
             elif source.is_null(item):
                 self.error(position, f"an entry of {self.section} is empty", "Write an operator after `- `.")
             elif source.is_list(item):
+                if id(item) in self._lists:
+                    continue
+                self._lists.add(id(item))
                 self.error(
                     position,
                     f"an entry of {self.section} is a list",
@@ -75,7 +83,7 @@ class EntryReader:
         function = self.natives.by_name.get(name)
         if function is not None:
             return Entry(name, self.section, position, function, details or {})
-        near = tuple(self.natives.nearest(name))
+        near = tuple(self.natives.nearest(name)) if len(self.problems) < MOST_HINTS else ()
         if not silent:
             self.error(position, f"there is no operator {name!r} in torch", _did_you_mean(near))
         return Entry(name, self.section, position, None, details or {}, near)

@@ -28,15 +28,17 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake: where it is, what is wrong, and what to write instead."""
+    """One mistake: where it is, what is wrong, and what to write instead. A warning does not keep files from being
+    made."""
 
     position: Position
     message: str
     hint: str = ""
+    is_warning: bool = False
 
     def __str__(self) -> str:
         hint = "".join(f"\n    {line}" for line in self.hint.splitlines())
-        return f"{self.position}: error: {self.message}{hint}"
+        return f"{self.position}: {'warning' if self.is_warning else 'error'}: {self.message}{hint}"
 
 
 class Base(StrEnum):

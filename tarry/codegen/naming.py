@@ -1,11 +1,20 @@
-"""Names of classes where torchgen's rule gives several operators the same one."""
+"""Names: of classes where torchgen's rule gives several operators the same one, and of backends."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tarry.codegen.model import LazySchema, Variant
+from tarry.codegen.model import Backend, LazySchema, Variant
+
+BUILT_IN_BACKENDS = frozenset({"eager", "inductor", "null", "torchscript", "xla"})
+"""Names that no other backend may have."""
+
+
+def default_name(backend: Backend) -> str:
+    """The name of a backend that is given none: its dispatch key's, or its namespace's if that is taken."""
+    name = backend.name.lower()
+    return backend.cpp_namespace.rpartition("::")[2].lower() if name in BUILT_IN_BACKENDS else name
 
 
 def with_distinct_names(nodes: Sequence[LazySchema]) -> tuple[LazySchema, ...]:

@@ -34,7 +34,8 @@ class Kind(StrEnum):
     DECOMPOSE = "decompose"  # PyTorch's own kernel calls other operators
     VIEW = "view"  # PyTorch's own kernel makes another tensor over the same storage
     KERNEL = "kernel"  # csrc/device/kernels.cpp has a kernel for it
-    UNSUPPORTED = "unsupported"  # of a layout that tarry does not have (sparse, nested, quantized)
+    OPAQUE = "opaque"  # of sparse and nested tensors: it runs eagerly
+    UNSUPPORTED = "unsupported"  # of tensors that tarry does not have (quantized): the call raises
     GRAPH = "graph"  # it exists in graphs only
     UNLISTED = "unlisted"  # not in the table: a custom operator
 
@@ -80,13 +81,15 @@ class OpEntry:
 @dataclass(frozen=True)
 class OperatorRules:
     """What `tarry.yaml` says. Names of operators are without their overload, except in `kernels`, `outside_graphs`,
-    `leaves` and the column `overwrites`; in `fails`, they may be either."""
+    `graph_views`, `leaves` and the column `overwrites`; in `fails`, they may be either."""
 
     kernels: frozenset[str]
     outside_graphs: frozenset[str]
+    graph_views: frozenset[str]
     decompose: frozenset[str]
     leaves: frozenset[str]
     factories: frozenset[str]
+    opaque: frozenset[str]
     unsupported: frozenset[str]
     non_native: tuple[str, ...]
     fails: Mapping[str, Fails]
@@ -106,6 +109,8 @@ class OperatorRules:
             return Kind.DECOMPOSE
         if function.has_composite_explicit_autograd_kernel and self._is_factory(function, base):
             return Kind.DECOMPOSE
+        if _form(function) in self.opaque:
+            return Kind.OPAQUE
         return Kind.UNSUPPORTED if _form(function) in self.unsupported else Kind.RECORD
 
     def _is_factory(self, function: NativeFunction, base: str) -> bool:
@@ -138,7 +143,7 @@ class OperatorRules:
         of = {column: base in names for column, names in self.columns.items()}
         random = "nondeterministic_seeded" in function.tags or of["random"]
         tagged = bool({"dynamic_output_shape", "data_dependent_output"} & function.tags)
-        dynamic = (tagged or of["dynamic"]) and not of["mask_indices"]
+        dynamic = (tagged or of["dynamic"] or form in self.opaque) and not of["mask_indices"]
         overwrites = name in self.columns["overwrites"] or kind == "out"
         pointwise = "pointwise" in function.tags
         fails = self._fails(function, random)
@@ -201,7 +206,7 @@ def operator_rules() -> OperatorRules:
 
     content: dict[str, Any] = yaml.load(RULES_FILE.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     rules = content["operators"]
-    lists = ("outside_graphs", "decompose", "leaves", "factories", "unsupported")
+    lists = ("outside_graphs", "graph_views", "decompose", "leaves", "factories", "opaque", "unsupported")
     return OperatorRules(
         kernels=frozenset(content["supported"]),
         non_native=tuple(entry["func"].partition("(")[0] for entry in content["non_native"]),

@@ -63,8 +63,9 @@ class BackendYamlError(Exception):
 def load_backend(path: str | Path) -> Backend:
     """Read and check a backend's YAML against the installed torch. Raises BackendYamlError with all its mistakes."""
     backend, problems = read_backend(Path(path))
-    if backend is None or problems:
-        raise BackendYamlError(problems)
+    errors = [problem for problem in problems if not problem.is_warning]
+    if backend is None or errors:
+        raise BackendYamlError(errors)
     return backend
 
 
@@ -255,7 +256,7 @@ class _Reader:
         operators = [
             made
             for section in (Section.FULL_CODEGEN, Section.IR_GEN, Section.SUPPORTED, Section.AUTOGRAD)
-            for entry in self.entries[section]
+            for entry in _once(self.entries[section])
             if (made := self._operator(entry, section, symint)) is not None
         ]
         name = self.values.get("backend", "")
@@ -311,6 +312,14 @@ class _Reader:
             function = self.natives.by_name[operator.name]
             if operator.section is Section.FULL_CODEGEN and owes_shape_function(function):
                 yield shape_function(function, operator.schema)
+
+
+def _once(entries: Iterable[Entry]) -> Iterable[Entry]:
+    """Entries without those that are listed a second time."""
+    first: dict[str, Entry] = {}
+    for entry in entries:
+        first.setdefault(entry.name, entry)
+    return first.values()
 
 
 def _known_keys() -> str:

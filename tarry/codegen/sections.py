@@ -46,7 +46,8 @@ class SectionChecks:
             for entry in entries:
                 if entry.function is not None and entry.name in first:
                     line = first[entry.name].position.line
-                    self.error(entry.position, f"{entry.name} is listed twice under {section}; first in line {line}")
+                    message = f"{entry.name} is listed twice under {section}; first in line {line}"
+                    self.problems.append(Problem(entry.position, message, is_warning=True))  # as torchgen has it
                 first.setdefault(entry.name, entry)
         full = {entry.name: entry for entry in self.entries[Section.FULL_CODEGEN]}
         for section, why in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -38,8 +39,11 @@ class Document:
 
     def line(self, number: int) -> str:
         """A line by its number from 1."""
-        lines = self.text.splitlines()
-        return lines[number - 1] if 0 < number <= len(lines) else ""
+        return self.lines[number - 1] if 0 < number <= len(self.lines) else ""
+
+    @functools.cached_property
+    def lines(self) -> list[str]:
+        return self.text.splitlines()
 
 
 def read(path: Path, keys: Sequence[str] = ()) -> Document:
@@ -142,19 +146,22 @@ def boolean(node: Any) -> bool | None:
     return None
 
 
-def pairs(node: Any, inside: tuple[Any, ...] = ()) -> Iterator[tuple[Any, Any]]:
-    """Keys and values of a mapping, after its own those that it merges (`<<: *other`) and does not have itself."""
+def pairs(node: Any, done: set[int] | None = None) -> Iterator[tuple[Any, Any]]:
+    """Keys and values of a mapping, after its own those that it merges (`<<: *other`) and does not have itself. What is
+    merged again has nothing new: `done` are the mappings that are merged, or being merged."""
+    done = set() if done is None else done
+    done.add(id(node))
     merges = [(key, value) for key, value in node.value if key.tag.endswith(":merge")]
-    own = [pair for pair in node.value if pair not in merges]
+    own = [pair for pair in node.value if pair not in merges] if merges else node.value
     yield from own
     seen = {key.value for key, _ in own if is_text(key)}
     for key, value in merges:
         others = list(items(value)) if is_list(value) else [value]
-        if not all(is_mapping(other) and other is not node and other not in inside for other in others):
+        if not all(is_mapping(other) and other is not node for other in others):
             yield key, value  # not a merge: the reader says what it found instead
             continue
         for other in others:
-            for merged in pairs(other, (*inside, node)):
+            for merged in pairs(other, done) if id(other) not in done else ():
                 if not (is_text(merged[0]) and merged[0].value in seen):
                     yield merged
                     seen |= {merged[0].value} if is_text(merged[0]) else set()

@@ -11,6 +11,8 @@ declare.py     from a declaration to an operator that PyTorch knows
 operator.py    CustomOp: kernels, abstract implementation, gradients, vmap, autocast
 autograd.py    what happens when a gradient is wanted
 lowering.py    what an operator is made of, for one backend
+foreign.py     operators that torch.library declares: recorded whole
+torch_library.py   what torch.library asks of an operator
 conflicts.py   registrations that exclude each other
 check.py       CustomOp.check
 """

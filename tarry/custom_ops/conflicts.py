@@ -21,7 +21,7 @@ def check_kernel(qualname: str, device_type: str, key: str) -> None:
     # Every operator has a kernel on tarry: the one that records it.
     taken = (
         _has_kernel(qualname, key)
-        if key == "PrivateUse1"
+        if key in ("PrivateUse1", "CompositeExplicitAutograd")
         else torch._C._dispatch_has_computed_kernel_for_dispatch_key(qualname, key)
     )
     if taken:
@@ -37,9 +37,14 @@ def has_abstract(qualname: str) -> bool:
     return any(_has_kernel(qualname, key) for key in keys)
 
 
+def is_composite(qualname: str) -> bool:
+    """Whether PyTorch takes an operator apart, before and beside autograd."""
+    return _has_kernel(qualname, "CompositeImplicitAutograd")
+
+
 def check_abstract(qualname: str) -> None:
     """Raise RuntimeError if meta tensors already have a kernel that was not registered here."""
-    if _has_kernel(qualname, "CompositeImplicitAutograd"):
+    if is_composite(qualname):
         raise RuntimeError(
             f"impl_abstract: the operator {qualname} already has an implementation for "
             "DispatchKey::CompositeImplicitAutograd: it is made of other operators, which say what it looks like. It "
@@ -54,7 +59,7 @@ def check_abstract(qualname: str) -> None:
 
 def check_autograd(qualname: str) -> None:
     """Raise RuntimeError if the operator already has an autograd kernel that was not registered here."""
-    if _has_kernel(qualname, "CompositeImplicitAutograd"):
+    if is_composite(qualname):
         raise RuntimeError(
             f"impl_backward: the operator {qualname} already has an implementation for "
             "DispatchKey::CompositeImplicitAutograd: it is made of other operators, which have gradients of their own. "
@@ -80,12 +85,10 @@ def check_differentiable(qualname: str, schema: Schema) -> None:
             "functional operator for what is differentiated."
         )
 
-    if writes(schema):
-        fail("a non-functional operator, which writes to its arguments")
-    if not schema.returns:
+    if not schema.returns and not writes(schema):
         fail("an operator with no returns")
-    if any(ret.alias_info is not None for ret in schema.returns):
-        fail("an operator that returns views")
+    if any(ret.alias_info is not None and not ret.alias_info.is_write for ret in schema.returns):
+        fail("an operator that returns views, whose gradients are known without one")
     for ret in schema.returns:
         if str(ret.type) not in _DIFFERENTIABLE:
             fail(f"an operator that returns a {ret.type} (only {', '.join(_DIFFERENTIABLE)})")

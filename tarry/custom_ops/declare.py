@@ -84,8 +84,8 @@ def custom_op(
 
 
 def strict_custom_op(qualname: str, manual_schema: str | None = None) -> Callable[[Callable[..., Any]], CustomOp]:
-    """Declare a functional operator as torch._custom_op.impl does: same arguments, same errors for the same "
-    "mistakes."""
+    """Declare a functional operator as torch._custom_op.impl does: same arguments, and errors of the same types for the
+    same mistakes."""
     location = caller()
 
     def inner(func: Callable[..., Any]) -> CustomOp:
@@ -163,7 +163,7 @@ def define(
     else:
         op = into
         op._bind(library, namespace, schema, name, handle, contract, location)
-    op._tags = set(declared_tags)  # PyTorch may have added some
+    op._declared_tags = set(declared_tags)  # PyTorch may have added some
     op._register_autograd()
     install_error_callback(op)
     return op
@@ -207,3 +207,9 @@ def custom_op_with_schema(
     parsed = parse_strictly(name, schema)
     tags = (torch.Tag.needs_fixed_stride_order,) if needs_fixed_stride_order else ()
     return define(qualname, parsed, location or caller(), tags=tags)._overload
+
+
+def lower(qualname: str, backend: str, *, kernel: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register what an operator is made of when a backend compiles it, for one that other code has declared, with
+    `torch.library` or in C++: `@tarry.lower("torchvision::nms", "inductor")`. See `CustomOp.lower`."""
+    return find_custom_op(qualname, also_check_torch_library=True).lower(backend, kernel=kernel)

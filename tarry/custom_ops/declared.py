@@ -54,6 +54,8 @@ class Formula:
     """Names of those that are tensors or lists of tensors."""
     lists: frozenset[int]
     """Positions of those that are lists of tensors."""
+    written: tuple[int, ...]
+    """Positions of those that the operator writes to."""
     named: Callable[..., Any]
     """Makes a named tuple of the arguments."""
     function: Any

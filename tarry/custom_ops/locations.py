@@ -10,6 +10,8 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+import torch
+
 
 @dataclass(frozen=True)
 class FuncAndLocation:
@@ -52,7 +54,8 @@ class Location:
         return first.line == self.line or code is None or self.code is None or code is not self.code()
 
 
-_OURS = str(Path(__file__).parent)
+_OURS = (str(Path(__file__).parent), torch.library.__file__)
+"""What a registration may pass through on its way here."""
 
 
 def caller() -> Location:

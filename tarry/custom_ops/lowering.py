@@ -11,9 +11,10 @@ import torch
 
 from tarry import pytree
 from tarry.backends import registry
+from tarry.custom_ops.conflicts import has_abstract, is_composite
 from tarry.custom_ops.declared import Declared
 from tarry.custom_ops.names import mangled
-from tarry.custom_ops.schema import is_functional, without_name
+from tarry.custom_ops.schema import functional_results, functional_schema, without_name, writes
 from tarry.passes import lowerings
 
 KERNELS = "tarry_lowered"
@@ -31,11 +32,12 @@ def check_backend(op: Declared, backend: str) -> None:
     if backend == "eager":
         raise ValueError(f"{op}: backend 'eager' runs the operator's own kernels; register one with impl instead")
     _check_name(op, backend)
-    if not is_functional(op._schema):
+    if any(ret.alias_info is not None and not ret.alias_info.is_write for ret in op._schema.returns):
         raise ValueError(
-            f"{op}: only a functional operator can be lowered, and its schema is {op._schema}. Declare a functional "
-            "one, and write its result where it belongs."
+            f"{op}: a view is no node of a graph, so there is nothing to lower. Its schema is {op._schema}"
         )
+    if is_composite(op._qualname):
+        raise ValueError(f"{op}: PyTorch takes it apart (CompositeImplicitAutograd), so it is no node of a graph")
 
 
 def _check_name(op: Declared, backend: str) -> None:
@@ -44,6 +46,11 @@ def _check_name(op: Declared, backend: str) -> None:
     near = difflib.get_close_matches(backend, known, n=1)
     if near and backend not in known:
         raise ValueError(f"{op}.lower: there is no backend {backend!r}. Did you mean {near[0]!r}?")
+
+
+def lowered(op: Declared) -> list[str]:
+    """The backends that an operator has lowerings for."""
+    return sorted(_lowered.get(op._qualname, {}))
 
 
 def register(op: Declared, backend: str, function: Callable[..., Any], kernel: bool) -> None:
@@ -66,15 +73,25 @@ def remove(op: Declared, backend: str) -> None:
 
 
 def _as_operator(op: Declared, backend: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    if not op._has_impl("abstract"):
+    if not has_abstract(op._qualname):
         raise RuntimeError(
             f"{op}: register impl_abstract before a kernel for backend {backend!r}: nothing else gives its shapes"
         )
     name = mangled(op._cpp_ns, op._opname, re.sub(r"\W", "_", backend))
     library = torch.library.Library(KERNELS, "FRAGMENT")
-    library.define(f"{name}{without_name(op._schema)}", tags=(torch.Tag.needs_fixed_stride_order,))
+    schema = functional_schema(op._schema) if writes(op._schema) else without_name(op._schema)
+    library.define(f"{name}{schema}", tags=(torch.Tag.needs_fixed_stride_order,))
     library.impl(name, function, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{KERNELS}::{name}", op._get_impl("abstract").func, lib=library)
+
+    def fake(*args: Any, **kwargs: Any) -> Any:
+        """The operator's own results, or those that it would have if it left its arguments alone."""
+        if not writes(op._schema):
+            return op._overload(*args, **kwargs)
+        values = [*pytree.tree_map_only(torch.Tensor, torch.clone, args)]
+        result = op._overload(*values, **kwargs)
+        return functional_results(op._schema, [*values, *kwargs.values()], result)
+
+    library._register_fake(name, fake)
     _libraries[op._qualname, backend] = library
     return lambda *args, **kwargs: getattr(getattr(torch.ops, KERNELS), name).default(*args, **kwargs)
 

@@ -15,7 +15,8 @@ from tarry.custom_ops.declared import Formula
 from tarry.custom_ops.locations import FuncAndLocation, Location, caller, frames_to_caller
 from tarry.custom_ops.names import SUPPORTED_DEVICE_TYPE_TO_KEY, mangled, validate_device_type
 from tarry.custom_ops.registry import get_op
-from tarry.custom_ops.schema import Contract, Schema, defaults_of, without_name
+from tarry.custom_ops.schema import Contract, Schema, defaults_of, is_functional, without_name, written_positions
+from tarry.custom_ops.torch_library import LibraryOperator, vmap_kernel
 from tarry.ir.operators import forget_operators
 from tarry.native import C
 
@@ -27,7 +28,7 @@ global_registry: dict[str, CustomOp] = {}
 _LOWERING = "lowering for "
 
 
-class CustomOp:
+class CustomOp(LibraryOperator):
     """An operator. Call it like a function; the methods register what it does, most of them as decorators.
 
     `torch.ops.namespace.name` is the same operator. Made by `tarry.custom_op`, or by the functions of
@@ -48,6 +49,7 @@ class CustomOp:
     ) -> None:
         if not _private_access:
             raise RuntimeError("The CustomOp constructor is private: declare operators with tarry.custom_op")
+        super().__init__()
         self._bind(lib, cpp_ns, schema, operator_name, ophandle, _contract, _location)
 
     def _bind(
@@ -63,14 +65,14 @@ class CustomOp:
         """Stand for an operator that PyTorch knows. Also for a second one, when it is declared anew with another
         schema: this object then is the new operator."""
         self._lib = lib
-        self._cpp_ns = cpp_ns
-        self._schema = schema
-        self._opname = operator_name
+        self._cpp_ns = self._namespace = cpp_ns
+        self._schema: Any = schema
+        self._opname = self._name = operator_name
         self._qualname = f"{cpp_ns}::{operator_name}"
         self._ophandle = ophandle
-        self._overload = get_op(self._qualname)
+        self._overload = self._opoverload = get_op(self._qualname)
         self._op = self._overload._op
-        self._tags = set(self._overload.tags)
+        self._declared_tags = set(self._overload.tags)
         self._arguments: Sequence[tuple[str, bool, Any]] = defaults_of(self._overload)
         self._has_keywords = any(keyword_only for _, keyword_only, _ in self._arguments)
         self._contract = contract or Contract(self._qualname)
@@ -84,9 +86,11 @@ class CustomOp:
         self._output_differentiability: Sequence[bool] | None = None
         self._rules: torch.library.Library | None = None
         self._kernels: Any = None
+        self._abstract_fn = None
         self.__name__ = operator_name
         self.__qualname__ = operator_name
         global_registry[self._qualname] = self
+        self._enter()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CustomOp:
         return self  # there is one operator, however many modules hold it
@@ -108,19 +112,16 @@ class CustomOp:
     # `_stacklevel` is taken for the sake of code written for torch._custom_op: the user's line is found without it.
 
     def impl(
-        self, device_types: str | Iterable[str] = ("cpu", "cuda"), _stacklevel: int = 2
+        self, device_types: str | Iterable[str] | None = ("cpu", "cuda"), _stacklevel: int = 2
     ) -> Callable[[Function], Function]:
         """Register a kernel for some types of devices: "cpu", "cuda", ..., or "tarry", where it is then called at once
-        with lazy tensors instead of being recorded as one node."""
+        with lazy tensors instead of being recorded as one node. None: for all that have no kernel of their own."""
         self._check_alive()
-        wanted = [device_types] if isinstance(device_types, str) else list(device_types)
-        for device_type in wanted:
-            validate_device_type(device_type)
+        keys = {"default": "CompositeExplicitAutograd"} if device_types is None else _keys(device_types)
 
         def inner(func: Function) -> Function:
-            for device_type in dict.fromkeys(wanted):
-                key = SUPPORTED_DEVICE_TYPE_TO_KEY[device_type]
-                if not self._has_impl(device_type):
+            for device_type, key in keys.items():
+                if not self._has_impl(device_type) and not self._has_impl("default"):
                     conflicts.check_kernel(self._qualname, device_type, key)
                 self._register_impl(device_type, func)
                 self._library(device_type).impl(self._opname, self._contract.guard(func), key)
@@ -152,8 +153,8 @@ class CustomOp:
                 conflicts.check_abstract(self._qualname)
             self._register_impl("abstract", func)
             guarded = self._contract.guard(func)
-            library = self._library("abstract")
-            torch.library.register_fake(self._qualname, guarded, lib=library, _stacklevel=frames_to_caller() + 1)
+            self._library("abstract")._register_fake(self._opname, guarded, _stacklevel=frames_to_caller() + 1)
+            self._abstract_fn = func
             self._changed()
             return func
 
@@ -192,13 +193,11 @@ class CustomOp:
         return inner
 
     def _check_differentiability(self, given: Any) -> None:
-        if (
-            not isinstance(given, list)
-            or not all(isinstance(item, bool) for item in given)
-            or len(given) != len(self._schema.returns)
-        ):
+        fresh = sum(ret.alias_info is None for ret in self._schema.returns)
+        count = fresh + len(written_positions(self._schema))
+        if not isinstance(given, list) or not all(isinstance(item, bool) for item in given) or len(given) != count:
             raise RuntimeError(
-                f"{self}: impl_backward(output_differentiability=...) takes a list of {len(self._schema.returns)} "
+                f"{self}: impl_backward(output_differentiability=...) takes a list of {count} "
                 f"bools, one for each result of the operator, and got {given!r}"
             )
 
@@ -211,6 +210,16 @@ class CustomOp:
         self._register_impl(kind, func)
         self._update_formula()
 
+    def _register_torch_autograd(self, backward: Function, kernel: Function) -> None:
+        conflicts.check_differentiable(self._qualname, self._schema)
+        if not is_functional(self._schema):
+            raise RuntimeError(f"{self}: register_autograd takes functional operators; use impl_backward for this one")
+        if self._has_impl("save_for_backward") or self._has_impl("backward"):
+            raise RuntimeError(f"{self} has a backward function already: register_autograd would replace it")
+        self._register_impl("autograd", backward)
+        self._kernels = None
+        self._library("autograd").impl(self._opname, kernel, "Autograd", with_keyset=True)
+
     def _update_formula(self) -> None:
         if self._has_impl("save_for_backward") and self._has_impl("backward"):
             self._formula = autograd.make_formula(self)
@@ -218,6 +227,8 @@ class CustomOp:
     def _register_autograd(self) -> None:
         """Register the native autograd kernel, and the rule that it calls when a gradient is wanted."""
         rule = mangled(self._cpp_ns, self._opname)
+        if self._rules is not None:
+            self._rules._destroy()
         self._rules = torch.library.Library(autograd.RULES, "FRAGMENT")
         self._rules.define(f"{rule}{without_name(self._schema)}")
         self._rules.impl(rule, autograd.make_rule(cast("CustomOp", weakref.proxy(self))), "CompositeImplicitAutograd")
@@ -232,7 +243,8 @@ class CustomOp:
 
         def inner(func: Function) -> Function:
             self._register_impl("vmap", func)
-            torch.library.register_vmap(self._qualname, func, lib=self._library("vmap"))
+            kernel = vmap_kernel(self._overload, func)
+            self._library("vmap").impl(self._opname, kernel, "FuncTorchBatched", with_keyset=True)
             return func
 
         return inner
@@ -240,15 +252,12 @@ class CustomOp:
     def impl_autocast(self, device_types: str | Iterable[str], cast_inputs: torch.dtype) -> None:
         """Under autocast on these devices, cast floating-point arguments to `cast_inputs` before the call. Without it,
         autocast leaves the operator alone."""
-        wanted = [device_types] if isinstance(device_types, str) else list(device_types)
         location = str(caller())
-        for device_type in wanted:
-            validate_device_type(device_type)
-        for device_type in wanted:
+        for device_type, device_key in _keys(device_types).items():
             kind = f"autocast on {device_type}"
             self._check_first(kind)
             self._impls[kind] = FuncAndLocation(self.impl_autocast, location)
-            key = f"Autocast{SUPPORTED_DEVICE_TYPE_TO_KEY[device_type]}"
+            key = f"Autocast{device_key}"
             self._library(kind).impl(self._opname, lowering.autocast_kernel(self._overload, key, cast_inputs), key)
 
     # ---- on tarry
@@ -307,7 +316,7 @@ class CustomOp:
 
     def _is_defined_as(self, schema: Schema, tags: tuple[torch.Tag, ...]) -> bool:
         """Whether PyTorch's definition would be the same again."""
-        return str(schema) == str(self._schema) and self._tags == set(tags)
+        return str(schema) == str(self._schema) and self._declared_tags == set(tags)
 
     def _renew(self, contract: Contract, location: Location, *, keep: bool) -> None:
         """Be declared again with the schema it has. PyTorch's definition stays, for others hold handles of it. What is
@@ -334,6 +343,10 @@ class CustomOp:
                 lowering.remove(self, kind.removeprefix(_LOWERING))
             if kind in ("save_for_backward", "backward"):
                 self._formula = None
+            if kind == "autograd":
+                self._register_autograd()
+            if kind == "abstract":
+                self._abstract_fn = None
         self._changed()
 
     def _changed(self) -> None:
@@ -370,6 +383,14 @@ class CustomOp:
 
     def _has_impl(self, kind: str) -> bool:
         return kind in self._impls
+
+
+def _keys(device_types: str | Iterable[str]) -> dict[str, str]:
+    """Types of devices with their dispatch keys. Raises ValueError for one that there is not."""
+    wanted = [device_types] if isinstance(device_types, str) else list(device_types)
+    for device_type in wanted:
+        validate_device_type(device_type)
+    return {device_type: SUPPORTED_DEVICE_TYPE_TO_KEY[device_type] for device_type in wanted}
 
 
 def _by_name(qualname: str) -> CustomOp:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -190,7 +190,9 @@ def parse_strictly(name: str, schema: str) -> Schema:
 def without_name(schema: Schema) -> str:
     """A schema as text, without the operator's name: "(Tensor x) -> Tensor"."""
     text = "".join(str(schema).partition("(")[1:])
-    # PyTorch reads the default of a device in quotes, and writes it without.
+    # PyTorch reads `Tensor(a!)?[]`, and writes `Tensor?(a!)[]`.
+    text = re.sub(r"Tensor\?(\(\w+!?\))\[\]", r"Tensor\1?[]", text)
+    # It reads the default of a device in quotes, and writes it without.
     return re.sub(r"(Device\?? \w+=)(?!None\b)([\w:]+)", r'\1"\2"', text)
 
 
@@ -202,6 +204,35 @@ def writes(schema: Schema) -> bool:
 def is_functional(schema: Schema) -> bool:
     """Whether an operator writes to nothing, gives no views, and gives something."""
     return bool(schema.returns) and not writes(schema) and all(ret.alias_info is None for ret in schema.returns)
+
+
+def written_positions(schema: Schema) -> tuple[int, ...]:
+    """Positions of the arguments that an operator writes to."""
+    return tuple(k for k, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
+
+
+def gives_views_only(schema: Schema) -> bool:
+    """Whether all that an operator returns are views, and it writes to nothing."""
+    return bool(schema.returns) and not writes(schema) and all(ret.alias_info is not None for ret in schema.returns)
+
+
+def functional_results(schema: Schema, values: Sequence[Any], result: Any) -> Any:
+    """What an operator would return if it left its arguments alone: its results that are not these, then the new
+    contents of those that it has written to. One alone is no tuple."""
+    results = (result,) if len(schema.returns) == 1 else result or ()
+    fresh = [made for made, ret in zip(results, schema.returns, strict=True) if ret.alias_info is None]
+    every = (*fresh, *(values[k] for k in written_positions(schema)))
+    return every[0] if len(every) == 1 else every
+
+
+def functional_schema(schema: Schema) -> str:
+    """The schema of the operator that does so, without a name."""
+    written = {str(argument): argument for argument in (schema.arguments[k] for k in written_positions(schema))}
+    arguments = re.sub(r"\(\w+!?( -> \w+)?\)", "", without_name(schema).rpartition(" -> ")[0])
+    fresh = [str(ret.type) for ret in schema.returns if ret.alias_info is None]
+    kinds = [*fresh, *(str(argument.type) for argument in written.values())]
+    spelled = [re.sub(r"List\[(.*)\]", r"\1[]", re.sub(r"Optional\[(.*?)\]", r"\1?", kind)) for kind in kinds]
+    return f"{arguments} -> ({', '.join(spelled)})"
 
 
 def validate_schema(schema: Schema) -> None:

@@ -1,8 +1,9 @@
 """What makes `device="tarry"` an ordinary PyTorch device, seen from Python.
 
 The recorder teaches PyTorch's dispatcher about the device; everything a user touches around it is here: `torch.tarry`
-(seeds, current device, memory), printing, what happens around `optimizer.step()`, and the marking of recomputation in
-activation checkpointing. Each part that leans on a private name of PyTorch has a file of its own that says which.
+(seeds, current device, memory), printing, what happens around `optimizer.step()`, the marking of recomputation in
+activation checkpointing, and what PyTorch's compiler does with graphs on it. Each part that leans on a private name of
+PyTorch has a file of its own that says which.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch.utils.backend_registration import generate_methods_for_privateuse1_backend, rename_privateuse1_backend
 
-from tarry.device import checkpoint, module, pickling, printing, storages
+from tarry.device import checkpoint, exchange, module, pickling, printing, sending, storages
 from tarry.device.native import Native
 
 NAME = "tarry"
@@ -24,11 +25,12 @@ def install(
     native: Native,
     *,
     synchronize: Callable[[], None] | None = None,
+    is_portable: Callable[[], bool] = lambda: False,
 ) -> None:
     """Register the device under its name; a second call does nothing.
 
     `native` is the loaded native module. `synchronize` computes all that is pending and waits for it (it is what
-    `torch.tarry.synchronize()` does).
+    `torch.tarry.synchronize()` does). `is_portable`: whether files of tensors are to be loaded without tarry.
     """
     global _installed
     if _installed:
@@ -40,7 +42,9 @@ def install(
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
     printing.install()
-    pickling.install()
+    pickling.install(is_portable)
+    sending.install()
     storages.install(native)
+    exchange.install(native)
     checkpoint.install(native.set_region)
     _installed = True

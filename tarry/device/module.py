@@ -8,13 +8,13 @@ meaning on a lazy device does nothing rather than being absent, unless nothing w
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from tarry.device import memory
 from tarry.device.native import Native
 
 DeviceLike = torch.device | str | int | None
@@ -23,10 +23,13 @@ DeviceLike = torch.device | str | int | None
 # generators hold their state from the start, and nothing else is waited for.
 _initialized = True
 
+_STORAGE_DTYPES = ("BFloat16", "Bool", "Byte", "Char", "ComplexDouble", "ComplexFloat", "Double", "Float", "Half")
+_LEGACY_STORAGES = frozenset(f"{name}Storage" for name in (*_STORAGE_DTYPES, "Int", "Long", "Short"))
+
 _native: Native
 _synchronize: Callable[[], None] | None = None
 _seed_backend: Callable[[int], None] = lambda seed: None  # noqa: E731 - replaced when there is a runtime
-_memory_info: Callable[[int], tuple[int, int]] = lambda index: (0, 0)  # noqa: E731 - likewise
+_first_use: Callable[[], None] = lambda: None  # noqa: E731 - likewise
 
 
 def bind(native: Native, synchronize: Callable[[], None] | None) -> None:
@@ -35,12 +38,20 @@ def bind(native: Native, synchronize: Callable[[], None] | None) -> None:
     _native = native
     _synchronize = synchronize
     native.set_synchronize(None if synchronize is None else lambda index: synchronize())
+    memory.bind(native, _index)
+
+
+def at_first_use(action: Callable[[], None]) -> None:
+    """Have `action()` called before PyTorch first makes a tensor here."""
+    global _first_use
+    _first_use = action
 
 
 def attach(seed: Callable[[int], None], memory_info: Callable[[int], tuple[int, int]]) -> None:
     """Connect this module to the backend: what it does about a new seed, and what it says of its memory."""
-    global _seed_backend, _memory_info
-    _seed_backend, _memory_info = seed, memory_info
+    global _seed_backend
+    _seed_backend = seed
+    _native.set_memory_info(memory_info)
 
 
 def _index(device: DeviceLike) -> int:
@@ -79,6 +90,7 @@ def init() -> None:
 def _lazy_init() -> None:
     """PyTorch calls this before it first makes a tensor here, so that a forked worker fails with the reason."""
     _native.check_fork()
+    _first_use()
 
 
 def _is_in_bad_fork() -> bool:
@@ -98,6 +110,16 @@ def current_device() -> int:
 
 def set_device(device: DeviceLike) -> None:
     _native.set_device(_index(device))
+
+
+def _exchange_device(index: int) -> int:
+    """Make a device current; gives the one that was."""
+    return _native.exchange_device(index)
+
+
+def _maybe_exchange_device(index: int) -> int:
+    """Likewise, but a negative number changes nothing."""
+    return _native.current_device() if index < 0 else _native.exchange_device(index)
 
 
 class device:  # noqa: N801 - the name that torch.cuda's has
@@ -158,37 +180,82 @@ def synchronize(device: DeviceLike = None) -> None:
         _synchronize()
 
 
-# PyTorch's own classes serve as they are: a subclass of torch.Event is refused by Event.elapsed_time and others.
+# Streams and events: csrc/device/streams.h says what they are here. The classes below make PyTorch's own objects, since
+# a subclass of torch.Event is refused by Event.elapsed_time and others; isinstance() works.
 
 
-def Stream(device: DeviceLike = None, priority: int = 0) -> torch.Stream:  # noqa: N802 - a class on torch.cuda
-    """A device has one stream, in the order of the program; making another gives that one."""
-    return torch.Stream(device=torch.device("tarry", _index(device)))
+class _MakesTorchs(type):
+    made: Any
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls.made) and instance.device.type == "tarry"
 
 
-def Event(  # noqa: N802 - likewise
-    enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
-) -> torch.Event:
-    """An event is complete as soon as it is recorded: use `synchronize()` to wait for results."""
-    return torch.Event(device="tarry", enable_timing=enable_timing)
+class Stream(metaclass=_MakesTorchs):
+    """A stream: a name for a part of the program, with an id of its own. All streams run in the program's order."""
+
+    made = torch.Stream
+
+    def __new__(cls, device: DeviceLike = None, priority: int = 0, **kwargs: Any) -> torch.Stream:  # type: ignore[misc]
+        if "stream_id" in kwargs:
+            return torch.Stream(**kwargs)
+        return torch.Stream(device=torch.device("tarry", _index(device)), priority=int(priority))
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """The least and the greatest priority. They are accepted, and change nothing: there is one order."""
+        return (0, -1)
+
+
+class Event(metaclass=_MakesTorchs):
+    """An event: complete when all that was recorded before it is computed. One with `enable_timing` computes that, and
+    waits for it, when it is recorded."""
+
+    made = torch.Event
+
+    def __new__(  # type: ignore[misc]
+        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> torch.Event:
+        if interprocess:
+            raise NotImplementedError(
+                "torch.tarry.Event: no other process sees the device; interprocess=True is refused"
+            )
+        return torch.Event(device="tarry", enable_timing=enable_timing)
 
 
 def current_stream(device: DeviceLike = None) -> torch.Stream:
-    return Stream(device)
+    """This thread's stream on a device."""
+    return torch.accelerator.current_stream(_index(device))
 
 
 def default_stream(device: DeviceLike = None) -> torch.Stream:
-    return Stream(device)
+    return torch.Stream(stream_id=0, device_index=_index(device), device_type=current_stream(device).device_type)
 
 
 def set_stream(stream: torch.Stream | None) -> None:
-    """There is nothing to switch: a device has one stream."""
+    """Make a stream this thread's current one on its device, which becomes the current device."""
+    if stream is not None:
+        torch.accelerator.set_stream(stream)
 
 
 @contextlib.contextmanager
 def stream(stream: torch.Stream | None) -> Iterator[None]:
-    """Run a block on a stream: since a device has only one, the block just runs."""
-    yield
+    """Run a block on a stream; None changes nothing."""
+    if stream is None:
+        yield
+        return
+    before, replaced = current_device(), current_stream(stream.device)
+    set_stream(stream)
+    try:
+        yield
+    finally:
+        set_stream(replaced)
+        set_device(before)
+
+
+def is_current_stream_capturing() -> bool:
+    """Never: nothing runs while it is recorded, so there is nothing to capture."""
+    return False
 
 
 # Random numbers
@@ -198,6 +265,9 @@ def __getattr__(name: str) -> Any:
     # A tuple as on torch.cuda, but read when asked for: the number of devices is not known at import.
     if name == "default_generators":
         return tuple(_native.default_generator(i) for i in range(device_count()))
+    # Tensor.storage_type() looks PyTorch's legacy storage classes up here. They stand for dtypes on this device.
+    if name in _LEGACY_STORAGES:
+        return getattr(torch, name)
     raise AttributeError(f"module 'torch.tarry' has no attribute {name!r}")
 
 
@@ -261,55 +331,17 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
     return True
 
 
-# Memory: it is the real device's. PyTorch counts what it allocates on CUDA, and nothing on the CPU.
+# Memory: what it means is said in device/memory.py.
 
-
-def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
-    """Free and total memory of the real device in bytes, as the backend tells; 0 where it is not known."""
-    return _memory_info(_index(device))
-
-
-def _real_cuda(device: DeviceLike) -> torch.device | None:
-    real = torch.device(_native.real_device(_index(device)))
-    return real if real.type == "cuda" else None
-
-
-def memory_allocated(device: DeviceLike = None) -> int:
-    real = _real_cuda(device)
-    return 0 if real is None else torch.cuda.memory_allocated(real)
-
-
-def max_memory_allocated(device: DeviceLike = None) -> int:
-    real = _real_cuda(device)
-    return 0 if real is None else torch.cuda.max_memory_allocated(real)
-
-
-def memory_reserved(device: DeviceLike = None) -> int:
-    real = _real_cuda(device)
-    return 0 if real is None else torch.cuda.memory_reserved(real)
-
-
-def max_memory_reserved(device: DeviceLike = None) -> int:
-    real = _real_cuda(device)
-    return 0 if real is None else torch.cuda.max_memory_reserved(real)
-
-
-def reset_peak_memory_stats(device: DeviceLike = None) -> None:
-    real = _real_cuda(device)
-    if real is not None:
-        torch.cuda.reset_peak_memory_stats(real)
-
-
-def memory_stats(device: DeviceLike = None) -> OrderedDict[str, int]:
-    return OrderedDict(
-        {
-            "allocated_bytes.all.current": memory_allocated(device),
-            "allocated_bytes.all.peak": max_memory_allocated(device),
-        }
-    )
-
-
-def empty_cache() -> None:
-    """Give back what PyTorch keeps of the real devices' memory."""
-    if any(_real_cuda(index) is not None for index in range(device_count())):
-        torch.cuda.empty_cache()
+mem_get_info = memory.mem_get_info
+memory_allocated = memory.memory_allocated
+max_memory_allocated = memory.max_memory_allocated
+memory_reserved = memory.memory_reserved
+max_memory_reserved = memory.max_memory_reserved
+memory_stats = memory.memory_stats
+memory_summary = memory.memory_summary
+memory_snapshot = memory.memory_snapshot
+reset_peak_memory_stats = memory.reset_peak_memory_stats
+reset_accumulated_memory_stats = memory.reset_accumulated_memory_stats
+set_per_process_memory_fraction = memory.set_per_process_memory_fraction
+empty_cache = memory.empty_cache

@@ -14,14 +14,17 @@ import ctypes
 import functools
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from tarry.device import fast_step
 
-class Steps(Protocol):
+
+class Steps(fast_step.Counting, Protocol):
     """What the runtime knows of steps and their failures (csrc/core/failure.h). A lane is the number of a thread; what
     is recorded between two cuts of a device is an epoch."""
 
@@ -42,23 +45,45 @@ class Steps(Protocol):
     def computed(self, epochs: list[int]) -> bool:
         """Whether these epochs, one of each device, are computed."""
 
+    def is_observed(self) -> bool:
+        """Whether this thread is inside a function that `tarry.compile` looks at, or that PyTorch compiles."""
+
 
 @dataclass(slots=True)
-class HostState:
-    """What an optimizer had on the host before a step: its entries, and the values of its counters."""
+class Unsettled:
+    """A step of an optimizer that may still fail, and what to put back then."""
 
     optimizer: weakref.ref[torch.optim.Optimizer]
-    entries: dict[Any, Any]
-    groups: list[dict[str, int]]
-    counters: list[tuple[torch.Tensor, bytes]]
+    restore: Callable[[torch.optim.Optimizer], None]
+    counts: bool
+    """Whether the optimizer counts its steps on the host."""
     lane: int
     failed: int
     """How many steps of the lane had failed before."""
     epochs: list[int] | None = None
     """The epochs in which the step was recorded, at the latest; None while it runs."""
 
+    def has_failed(self, failures: list[tuple[int, int]]) -> bool:
+        """Whether an operator failed that was recorded before the end of this step."""
+        new = failures[self.failed :]
+        return bool(new) if self.epochs is None else any(epoch <= self.epochs[device] for device, epoch in new)
+
+    def put_back(self) -> None:
+        optimizer = self.optimizer()
+        if optimizer is not None:
+            self.restore(optimizer)
+
+
+@dataclass(slots=True)
+class HostState:
+    """What an optimizer has on the host: its entries, and the values of its counters."""
+
+    entries: dict[Any, Any]
+    groups: list[dict[str, int]]
+    counters: list[tuple[torch.Tensor, bytes]]
+
     @staticmethod
-    def of(optimizer: torch.optim.Optimizer, lane: int, failed: int) -> HostState:
+    def of(optimizer: torch.optim.Optimizer) -> HostState:
         entries = {key: _copied(entry) for key, entry in optimizer.state.items()}
         groups = [{k: value for k, value in group.items() if type(value) is int} for group in optimizer.param_groups]
         counters = [
@@ -69,17 +94,9 @@ class HostState:
             for value in entry.values()
             if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.numel() == 1
         ]
-        return HostState(weakref.ref(optimizer), entries, groups, counters, lane, failed)
+        return HostState(entries, groups, counters)
 
-    def has_failed(self, failures: list[tuple[int, int]]) -> bool:
-        """Whether an operator failed that was recorded before the end of this step."""
-        new = failures[self.failed :]
-        return bool(new) if self.epochs is None else any(epoch <= self.epochs[device] for device, epoch in new)
-
-    def restore(self) -> None:
-        optimizer = self.optimizer()
-        if optimizer is None:
-            return
+    def restore(self, optimizer: torch.optim.Optimizer) -> None:
         for key in [key for key in optimizer.state if key not in self.entries]:
             del optimizer.state[key]
         for key, entry in self.entries.items():
@@ -107,17 +124,17 @@ class StepHooks:
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
-        self._unsettled: list[HostState] = []  # of steps that run, or are still to be computed; of all threads
+        self._unsettled: list[Unsettled] = []  # of steps that run, or are still to be computed; of all threads
         self._lock = threading.RLock()  # for the list; a collection that sets in may come back here
 
         # Plain functions: a replay's guards look at what hooks are bound to.
         def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             if _is_ours(optimizer):
-                self._begin(optimizer)
+                self.begin(optimizer)
 
         def after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             if _is_ours(optimizer):
-                self._end(optimizer)
+                self.end(optimizer)
 
         self._handles = (
             register_optimizer_step_pre_hook(before_step),
@@ -142,20 +159,72 @@ class StepHooks:
 
         torch.amp.GradScaler.step = step  # type: ignore[method-assign, assignment]
 
-    def _begin(self, optimizer: torch.optim.Optimizer) -> None:
-        lane = self._steps.lane()
+    def speed_up(self) -> None:
+        """Have PyTorch's own optimizers take their plain steps with less Python (fast_step.py)."""
+        # AdamW has the step of Adam, and must keep it: who replaces Adam's replaces both.
+        originals = {class_: vars(class_)["step"] for class_ in fast_step.CLASSES if "step" in vars(class_)}
+        for class_, original in originals.items():
+            if fast_step.is_torchs(original):
+                class_.step = self._faster(original)  # type: ignore[method-assign]
+
+    def _faster(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        is_hooked = hasattr(original, "hooked")
+        hooked = original if is_hooked else torch.optim.Optimizer.profile_hook_step(original)
+
+        @functools.wraps(original)
+        def step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if not (torch.compiler.is_compiling() or args or kwargs) and self._take_fast_step(optimizer):
+                return None
+            # A class with a step of its own, which calls this one, has had its hooks called already.
+            outer = getattr(type(optimizer).step, "__code__", None)
+            run = original if outer is hooked.__code__ and not is_hooked else hooked
+            return run(optimizer, *args, **kwargs)
+
+        step.__dict__["hooked"] = True  # by which PyTorch knows a step that calls the hooks
+        return step
+
+    def _take_fast_step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the optimizer has taken its step. Hooks of others, profilers and compilers see PyTorch's own code."""
+        if (
+            not _is_ours(optimizer)
+            or not fast_step.only_our_hooks(optimizer)
+            or torch.autograd.profiler._is_profiler_enabled
+            or self._steps.is_observed()
+        ):
+            return False
+        self._prepare(optimizer)
+        fast = fast_step.of(optimizer, self._steps)
+        if fast is None:
+            return False
+        self._begin(optimizer, fast.counters.restore, bool(fast.counters.tensors))
+        fast.run()
+        self.end(optimizer)
+        return True
+
+    def begin(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to take its step. A function of its own, with `end`: Dynamo must not trace them."""
+        self._prepare(optimizer)
+        state = HostState.of(optimizer)
+        self._begin(optimizer, state.restore, bool(state.counters))
+
+    def _prepare(self, optimizer: torch.optim.Optimizer) -> None:
         try:
-            if any(state.counters for state in self._unsettled):
+            if any(step.counts for step in self._unsettled):
                 self._steps.finish()  # an error must come up before anything more is counted
         finally:
             self.settle(optimizer)
-        state = HostState.of(optimizer, lane, len(self._steps.failed(lane)))
+
+    def _begin(
+        self, optimizer: torch.optim.Optimizer, restore: Callable[[torch.optim.Optimizer], None], counts: bool
+    ) -> None:
+        lane = self._steps.lane()
+        step = Unsettled(weakref.ref(optimizer), restore, counts, lane, len(self._steps.failed(lane)))
         with self._lock:
             # A step of this optimizer that still runs is one that an error of another kind has ended.
             ended = (s for s in self._unsettled if s.epochs is not None or s.optimizer() is not optimizer)
-            self._unsettled = [*ended, state]
+            self._unsettled = [*ended, step]
 
-    def _end(self, optimizer: torch.optim.Optimizer) -> None:
+    def end(self, optimizer: torch.optim.Optimizer) -> None:
         epochs = self._steps.epochs()
         with self._lock:
             for state in self._unsettled:
@@ -174,24 +243,24 @@ class StepHooks:
         kept = []
         for state in reversed(self._take(optimizer)):
             if state.has_failed(self._steps.failed(state.lane)):
-                state.restore()
+                state.put_back()
             elif state.epochs is None or not self._steps.computed(state.epochs):
                 kept.append(state)
         self._put_back(kept[::-1])
 
-    def _take(self, optimizer: torch.optim.Optimizer | None) -> list[HostState]:
+    def _take(self, optimizer: torch.optim.Optimizer | None) -> list[Unsettled]:
         """Take out what is this thread's to settle, and what was left behind for an optimizer that is gone."""
         lane = self._steps.lane()
         with self._lock:
             states, self._unsettled = self._unsettled, []
-            taken: list[HostState] = []
+            taken: list[Unsettled] = []
             for state in states:
                 used = state.optimizer()
                 if used is not None:
                     (taken if state.lane == lane or used is optimizer else self._unsettled).append(state)
             return taken
 
-    def _put_back(self, states: list[HostState]) -> None:
+    def _put_back(self, states: list[Unsettled]) -> None:
         with self._lock:
             self._unsettled += states
 

@@ -48,6 +48,7 @@ class Settings:
     clip: float = 1.0
     amp: bool = True
     recompute: bool = True
+    compile: bool = False  # torch.compile, for comparison; tarry needs none
     workers: int = 2
     validate_every: int = 50
     seed: int = 0
@@ -225,6 +226,8 @@ class Run:
         self.tokens, self.letters = encode(text)
         sizes = {field.name: getattr(settings, field.name) for field in fields(GPTConfig) if field.name != "vocabulary"}
         self.model = GPT(GPTConfig(len(self.letters), **sizes)).to(self.device)
+        if settings.compile:
+            self.model.compile()
         groups = parameter_groups(self.model, settings.weight_decay)
         self.optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.95))
         self.schedule = torch.optim.lr_scheduler.LambdaLR(

@@ -172,7 +172,7 @@ class _FromRaw:
         homes: dict[int, TensorType],
     ) -> tuple[list[Value | None], dict[int, Value]]:
         """Append the node, then scatter what it wrote into views. Returns fresh outputs and new homes by raw id."""
-        site = Site(node["file"], node["line"]) if node.get("file") else None
+        site = Site(node["file"], node["line"], node.get("module", "")) if node.get("file") else None
         region = node.get("region", 0)
         args = [self._arg(arg, site, region) for arg in raw_args]
         fresh_types = _with_holes(described, node.get("returned", ()), fresh_types)

@@ -57,13 +57,14 @@ HERE = Here()
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The line of the user's program that a node comes from."""
+    """The line of the user's program that a node comes from, and the module in which it ran: model.blocks.3.attn."""
 
     file: str
     line: int
+    module: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        return f"{self.file}:{self.line}" + (f" in {self.module}" if self.module else "")
 
 
 Constant: TypeAlias = (

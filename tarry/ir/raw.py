@@ -1,4 +1,4 @@
-"""A recorded graph as plain data: what the native part gives (`Batch.raw()`, csrc/execute/raw_graph.cpp) and
+"""A recorded graph as plain data: what the native part gives (`Batch.raw()`, csrc/bind/bind_batch.cpp) and
 `from_raw` reads.
 
 Values are numbered: the graph's inputs first, then the outputs of each node in order. Numbers that Python code gave to
@@ -45,6 +45,8 @@ class RawNode(TypedDict):
     site: int
     file: str
     line: int
+    module: NotRequired[str]
+    """The torch.nn.Module in which it was recorded: model.blocks.3.attn."""
     region: int
     seed: NotRequired[RawSeed]
     """Of a random operator that takes no generator."""

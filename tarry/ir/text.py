@@ -151,7 +151,7 @@ _TOKEN = re.compile(
     r"|(?P<float>-?\d+\.\d*(?:e[+-]?\d+)?|-?\d+e[+-]?\d+|-inf)|(?P<int>-?\d+)"
     r'|(?P<string>"(?:[^"\\]|\\.)*")|(?P<word>[A-Za-z_][\w:.]*)|(?P<arrow>->)|(?P<sign>[\[\](){}:=,]))'
 )
-_SITE = re.compile(r"  # (?P<file>.*):(?P<line>-?\d+)$")
+_SITE = re.compile(r"  # (?P<file>.*?):(?P<line>-?\d+)(?: in (?P<module>[\w.-]+))?$")
 
 
 class _Line:
@@ -193,7 +193,7 @@ class _Line:
         """Nothing but a site may follow."""
         match = _SITE.match(self.text, self.position)
         if match is not None:
-            self.site = Site(match.group("file"), int(match.group("line")))
+            self.site = Site(match.group("file"), int(match.group("line")), match.group("module") or "")
         elif self.text[self.position :].strip():
             raise self.fail("the end of the line")
 

@@ -14,6 +14,8 @@ SOURCES = ("cuda", "cpu")
 
 # Who means the real device when it names one: compilers, backends, and what torch does for itself.
 _THEMSELVES = ("torch._", "torch.utils._", "torch.fx", "torch.cuda", "torch.testing", "triton", "tarry.")
+# Who moves a tensor to the CPU to read it by its address.
+_READS_MEMORY = "safetensors"
 # Who makes tensors for the program, of all that is part of torch. The rest (samplers, an optimizer's step counts) makes
 # its own, which are on the host whatever the device is.
 _FOR_THE_PROGRAM = ("torch.nn", "torch.distributions")
@@ -51,5 +53,7 @@ def is_left_alone(devices: Devices, depth: int = 2) -> bool:
 def _means_real_device(module: object, by_default: bool) -> bool:
     name = str(module)
     if by_default and f"{name}.".startswith("torch.") and not name.startswith(_FOR_THE_PROGRAM):
+        return True
+    if by_default and name.startswith(_READS_MEMORY):
         return True
     return name.startswith(_THEMSELVES) and not name.startswith(_NAMES_FOR_THE_PROGRAM)

@@ -11,7 +11,6 @@ import torch
 
 from tarry.errors import TarryError
 from tarry.lazy.devices import Devices, is_left_alone
-from tarry.lazy.event import Event
 from tarry.native import C
 
 Function = Callable[..., Any]
@@ -35,10 +34,18 @@ def factory(original: Function, devices: Devices) -> Function:
 def default_factory(original: Function, devices: Devices) -> Function:
     """As `factory`, for the device that is meant when none is named."""
     shares = original.__name__ in ("as_tensor", "asarray")
+    drawn_on_host = (
+        original.__name__ in ("rand", "randn", "randint", "randperm") and torch.device(C.real_device(0)).type != "cpu"
+    )
 
     @functools.wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
+        if drawn_on_host and kwargs.get("generator") is not None and not is_left_alone(devices):
+            # Its generator is the host's, as the program would have it without tarry, and so are its numbers.
+            requires_grad = kwargs.pop("requires_grad", False)
+            drawn = original(*args, **kwargs | ({"device": "cpu"} if kwargs.get("out") is None else {}))
+            return drawn.to(devices.target).requires_grad_(requires_grad)
         if device is not None:
             if not is_left_alone(devices):
                 kwargs["device"] = devices.replace(device)
@@ -221,19 +228,15 @@ def stand_in(original: Any, devices: Devices, make: Function, kinds: tuple[type,
 
 
 def generator_class(original: Any, devices: Devices) -> type:
-    """`torch.Generator(device)`. Where random numbers are drawn on the host, so are those of a generator."""
-    on_host = torch.device(C.real_device(0)).type == "cpu"
+    """`torch.Generator(device)`. Where random numbers are drawn on the host, so are those of a generator; and those of
+    a program for the CPU, whose loaders and samplers want it there."""
+    on_host = torch.device(C.real_device(0)).type == "cpu" or devices.is_default
 
     def make(device: Any = "cpu") -> Any:
         chosen = torch.device(devices.replace(device))
         return original(device="cpu" if on_host and chosen.type == "tarry" else chosen)
 
     return stand_in(original, devices, make)
-
-
-def event_class(original: Any, devices: Devices) -> type:
-    """`torch.cuda.Event`."""
-    return stand_in(original, devices, Event, (Event,))
 
 
 def host_dropout(original: Function, devices: Devices) -> Function:

@@ -41,6 +41,16 @@ def stays(original: Function, devices: Devices) -> Function:
     return cpu
 
 
+def unpinned(original: Function, devices: Devices) -> Function:
+    """`tensor.pin_memory()`, also by a `DataLoader`: there is no transfer that it would speed up."""
+
+    @functools.wraps(original)
+    def pin_memory(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self if self.device.type == devices.target else original(self, *args, **kwargs)
+
+    return pin_memory
+
+
 def without_device(original: Function, devices: Devices) -> Function:
     """`repr(tensor)`: a tensor of the CPU does not say where it is."""
 

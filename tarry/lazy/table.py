@@ -73,19 +73,22 @@ _NAMED = (
 _HOST = (
     Entry("torch.Tensor", ("numpy",), host.to_numpy),
     Entry("torch.Tensor", ("cpu",), host.stays),
+    Entry("torch.Tensor", ("pin_memory",), host.unpinned),
     Entry("torch.Tensor", ("__repr__",), host.without_device),
     Entry("torch.nn.utils.rnn", ("pack_padded_sequence",), host.host_lengths),
     Entry("torch.utils.data.dataloader._BaseDataLoaderIter", ("__next__",), host.next_batch),
     Entry("torch.utils.data.dataloader._MultiProcessingDataLoaderIter", ("__init__",), host.start_workers),
 )
 
-# Functions and classes of torch.cuda that torch.tarry has under the same name.
+# Functions and classes of torch.cuda that torch.tarry has under the same name; some stand in two modules.
+_CUDA_MODULES = ("torch.cuda", "torch.cuda.random", "torch.cuda.memory")
 _SAME_NAME = """
     is_available device_count current_device set_device device device_of get_device_name get_device_capability
-    get_device_properties is_initialized init synchronize Stream current_stream default_stream set_stream stream
+    get_device_properties is_initialized init synchronize Stream Event current_stream default_stream set_stream stream
     manual_seed manual_seed_all seed seed_all initial_seed get_rng_state set_rng_state get_rng_state_all
     set_rng_state_all is_bf16_supported mem_get_info memory_allocated max_memory_allocated memory_reserved
-    max_memory_reserved reset_peak_memory_stats memory_stats empty_cache
+    max_memory_reserved reset_peak_memory_stats reset_accumulated_memory_stats memory_stats memory_summary
+    memory_snapshot set_per_process_memory_fraction empty_cache is_current_stream_capturing
 """
 _DTYPES = "Float Double Half BFloat16 Byte Char Short Int Long Bool"
 
@@ -96,10 +99,11 @@ _NO_MEMORY = "memory is the backend's; take this call out"
 def _cuda(devices: Devices) -> Iterator[Entry]:
     """What a program for CUDA uses besides tensors."""
     for name in _SAME_NAME.split():
-        yield Entry("torch.cuda", (name,), f.device_function(name))
+        for owner in _CUDA_MODULES:
+            if owner == "torch.cuda" or hasattr(find(owner), name):
+                yield Entry(owner, (name,), f.device_function(name))
     for name in _DTYPES.split():
         yield Entry("torch.cuda", (f"{name}Tensor",), f.legacy_class(f"{name}Tensor"))
-    yield Entry("torch.cuda", ("Event",), f.event_class)
     yield Entry("torch.Tensor", ("cuda",), f.cuda_method)
     yield Entry("torch.UntypedStorage", ("cuda",), f.cuda_method)
     yield Entry("torch.TypedStorage", ("cuda",), f.cuda_method)
@@ -107,10 +111,8 @@ def _cuda(devices: Devices) -> Iterator[Entry]:
     yield Entry("torch.Tensor", ("type",), f.type_method)
     yield Entry("torch", ("set_default_tensor_type",), f.default_tensor_type)
     yield Entry("torch.nn.DataParallel", ("forward",), f.single_device)
-    unread = ("reset_max_memory_allocated", "ipc_collect", "set_per_process_memory_fraction")
-    yield Entry("torch.cuda", unread, f.nothing)
-    yield Entry("torch.cuda", ("memory_summary",), f.constant("tarry: memory is the real device's"))
-    yield Entry("torch.cuda", ("is_current_stream_capturing", "can_device_access_peer"), f.constant(False))
+    yield Entry("torch.cuda", ("reset_max_memory_allocated", "ipc_collect"), f.nothing)
+    yield Entry("torch.cuda", ("can_device_access_peer",), f.constant(False))
     yield Entry("torch.cuda", ("get_arch_list",), f.constant([]))
     yield Entry("torch.cuda", ("memory_cached", "max_memory_cached", "utilization"), f.constant(0))
     yield Entry("torch.cuda.nvtx", ("range_push", "range_pop", "mark"), f.nothing)

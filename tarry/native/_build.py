@@ -107,6 +107,8 @@ class Plan:
             "-DNDEBUG",
             f"-DTORCH_EXTENSION_NAME={self.extension.name}",
             "-DTORCH_API_INCLUDE_EXTENSION_H",
+            # A header of PyTorch then includes the operators that it uses, not all 2,700.
+            "-DAT_PER_OPERATOR_HEADERS",
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
             # For developers of tarry: "-O0 -g", a sanitizer, ...
             *shlex.split(os.environ.get("TARRY_CXXFLAGS", "")),

@@ -31,7 +31,7 @@ def make_wheel(extension: Extension, project: Path, folder: Path, *, stream: Tex
         # A copy: setuptools leaves a folder `build` behind, and takes files that are no longer there from it.
         copy = Path(work) / "project"
         shutil.copytree(project / "tarry", copy / "tarry", ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("pyproject.toml", "README.md", "LICENSE", "tarry_command.py"):
+        for name in ("pyproject.toml", "README.md", "LICENSE", "tarry_autoload.py", "tarry_command.py"):
             shutil.copy(project / name, copy)
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", work]
         done = subprocess.run([*command, str(copy)], capture_output=True, text=True, check=False)

@@ -38,10 +38,11 @@ def _name(overload: Any) -> str:
     return f"{schema.name}.{schema.overload_name}" if schema.overload_name else str(schema.name)
 
 
-def is_decomposed(node: Node, table: Table) -> bool:
-    """Whether a node that is not supported is one for the table. What writes has no pure counterpart. What draws from a
+def is_decomposed(node: Node, table: Table, writing: bool = False) -> bool:
+    """Whether a node that is not supported is one for the table. What writes has no pure counterpart there, unless the
+    table is one of `writing` operators, too. What draws from a
     seed stays whole, for its parts would draw other numbers; unless they draw none (attention without dropout)."""
-    if node.op not in table or node.kept:
+    if node.op not in table or (node.kept and not writing):
         return False
     if not _has_seed(node):
         return True
@@ -63,22 +64,29 @@ def _recorded(node: Node) -> Node:
     return replace(node, args=map_leaves(node.args, value))
 
 
-def decompose(graph: Graph, table: Table, supports: Callable[[Node], bool]) -> Graph:
+def lower(graph: Graph, lowerings: Table) -> Graph:
+    """The graph with every operator that has a lowering replaced by it: as `decompose`, but what writes counts, too.
+    The lowering of such an operator gives its results, then the new contents, as its node does."""
+    return decompose(graph, lowerings, lambda node: node.op not in lowerings, writing=True)
+
+
+def decompose(graph: Graph, table: Table, supports: Callable[[Node], bool], writing: bool = False) -> Graph:
     """The graph with every node that is not supported and whose operator the table has replaced by what the table's
     function does, in turn decomposed. A function that cannot be used leaves its node as it is, with a warning.
 
     Numbers of such nodes have to be constants by now (see `specialize`): the functions look at them.
     """
-    if not any(is_decomposed(node, table) and not supports(node) for node in graph.nodes):
+    if not any(is_decomposed(node, table, writing) and not supports(node) for node in graph.nodes):
         return graph
-    return own_outputs(eliminate_dead_code(recover_views(_Decomposer(graph, table, supports).run())))
+    return own_outputs(eliminate_dead_code(recover_views(_Decomposer(graph, table, supports, writing).run())))
 
 
 class _Decomposer:
-    def __init__(self, graph: Graph, table: Table, supports: Callable[[Node], bool]) -> None:
+    def __init__(self, graph: Graph, table: Table, supports: Callable[[Node], bool], writing: bool) -> None:
         self.graph = graph
         self.table = table
         self.supports = supports
+        self.writing = writing
         self.builder = GraphBuilder(graph)
         self.emit = Emitter(self.builder)
 
@@ -96,7 +104,8 @@ class _Decomposer:
         """Append a node, or what it is made of. Its arguments are values of the new graph, its outputs only types. An
         operator `within` whose decomposition it stands stays as it is: it would never end."""
         trace = None
-        if node.op in self.table and node.op not in within and not node.kept and not self.supports(node):
+        is_pure = self.writing or not node.kept
+        if node.op in self.table and node.op not in within and is_pure and not self.supports(node):
             trace = self.trace(node, wanted)
         if trace is None:
             types = [None if value is None else value.type for value in node.outputs]

@@ -97,8 +97,9 @@ def run(
     *,
     check: bool | None = None,
     between: Callable[[], None] = lambda: None,
+    kept: dict[str, Graph] | None = None,
 ) -> Graph:
-    """A recorded graph at one stage; passes after that stage are not run."""
+    """A recorded graph at one stage; passes after that stage are not run. `kept` is given the stages on the way."""
     names = [step.name for step in pipeline.passes]
     if stage == "recorded":
         wanted = 0
@@ -109,7 +110,10 @@ def run(
     else:
         raise ValueError(f"no stage {stage!r}; there are {', '.join(('recorded', *names, 'optimized'))}")
     passes = Pipeline(pipeline.name, pipeline.passes[:wanted])
-    return run_pipeline(graph, passes, check=check, between=between).optimized
+    stages = run_pipeline(graph, passes, check=check, between=between)
+    if kept is not None:
+        kept.update(stages.graphs)
+    return stages.optimized
 
 
 def _check_signature(before: Graph, after: Graph, name: str) -> None:

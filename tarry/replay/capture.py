@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from tarry.ir.graph import typed
 from tarry.native import C
 from tarry.pytree import TreeSpec, tree_flatten
 from tarry.replay.comparison import Comparison, Deviation, Recorded
@@ -68,21 +69,13 @@ class Capture:
             root = (mine if ref in mine else theirs)[ref]
             return Deviation(f"it {verb} a tensor that was computed at {where(capture.snapshot.root_location(root))}")
         numbered: dict[Any, int] = {}
-        was = Recorded(
-            before.snapshot,
-            before._numbered_sources(numbered),
-            list(theirs.values()),
-            [drawn for _, drawn in before.seeds],
-        )
-        now = Recorded(
-            self.snapshot,
-            self._numbered_sources(numbered),
-            [mine[k] for k in theirs],
-            [drawn for _, drawn in self.seeds],
-        )
-        found = Comparison(was, now, numbers).difference()
-        if found is not None:
-            return found
+        sources = before._numbered_sources(numbered), self._numbered_sources(numbered)
+        if theirs != mine or sources[0] != sources[1] or not self._recorded_the_same(before, numbers):
+            was = Recorded(before.snapshot, sources[0], list(theirs.values()), [drawn for _, drawn in before.seeds])
+            now = Recorded(self.snapshot, sources[1], [mine[k] for k in theirs], [drawn for _, drawn in self.seeds])
+            found = Comparison(was, now, numbers).difference()
+            if found is not None:
+                return found
         if self.draws != before.draws:
             return Deviation(
                 f"it drew {before.draws} random seeds and then {self.draws}", None, None, before.draws, self.draws
@@ -90,6 +83,16 @@ class Capture:
         if self._gradient_changes() != before._gradient_changes() or self.made != before.made:
             return Deviation("it set other gradients, or returned tensors of other types")
         return self._other_result(before)
+
+    def _recorded_the_same(self, before: Capture, numbers: bool) -> bool:
+        """Whether the two calls recorded the same nodes in the same order, as most do. A look at this is quick."""
+        mine, theirs = self.snapshot, before.snapshot
+        return bool(
+            self.seeds == before.seeds
+            and mine.type_hashes() == theirs.type_hashes()
+            and mine.batch.matches(theirs.batch.structure())
+            and (not numbers or list(map(typed, mine.numbers())) == list(map(typed, theirs.numbers())))
+        )
 
     def _other_result(self, before: Capture) -> Deviation | None:
         if self.result_tree != before.result_tree or repr(self.result_tree) != repr(before.result_tree):
@@ -107,27 +110,6 @@ class Capture:
                     mine.value,
                 )
         return None
-
-    def made_results(self, result: Any, leaves: list[Any]) -> list[torch.Tensor] | None:
-        """The tensors that a call has made and returned, if it returned what this one did; else None."""
-        found, tree = flatten_result(result)
-        if tree != self.result_tree or not (tree.is_leaf() or repr(tree) == repr(self.result_tree)):
-            return None
-        made: dict[int, torch.Tensor] = {}
-        for leaf, expected, in_graph in zip(found, self.results, self.in_graph, strict=True):
-            match expected.kind:
-                case "made":
-                    is_same = type(leaf) is torch.Tensor and leaf.requires_grad == in_graph
-                    is_same = is_same and made.setdefault(expected.value, leaf) is leaf
-                case "argument":
-                    is_same = leaf is leaves[expected.value] and leaf.requires_grad == in_graph
-                case "object":
-                    is_same = leaf is expected.value
-                case _:
-                    is_same = expected.same(Result("value", leaf))
-            if not is_same:
-                return None
-        return [made[k] for k in range(len(self.made))] if len(made) == len(self.made) else None
 
     def _key(self, ref: StorageRef) -> Any:
         """A reference in terms that do not depend on the call."""

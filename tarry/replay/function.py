@@ -15,7 +15,7 @@ from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar
 import torch
 from torch.autograd import forward_ad
 
-from tarry import events
+from tarry import events, places
 from tarry.errors import ReplayError
 from tarry.native import C
 from tarry.pytree import TreeSpec, tree_flatten, tree_unflatten
@@ -292,7 +292,7 @@ class StepFunction(Generic[P, T]):
 
     def _guard_failed(self, reason: str) -> None:
         self._reason = reason
-        events.emit("replay_guard_failed", function=self._name, reason=reason)
+        events.emit("replay_guard_failed", function=self._name, reason=reason, **places.of_caller())
 
     def _replay(self, plan: ReplayPlan, leaves: list[Any], number: int) -> list[torch.Tensor] | None:
         numbers = plan.numbers()
@@ -314,7 +314,7 @@ class StepFunction(Generic[P, T]):
         self.replays += 1
         self._fruitless = 0
         plan.verification.note_replay(number)
-        events.emit("replay", function=self._name)
+        events.emit("replay", function=self._name, **places.of_caller())
         return made
 
     def _renew(self, plan: ReplayPlan) -> None:
@@ -344,11 +344,10 @@ class StepFunction(Generic[P, T]):
             numbers = plan.numbers()
             if numbers is None:  # it could not have been replayed
                 return self._watch(None, call)
-            expectation = plan.replay.expect(call.arguments.leaves, numbers)
-            if isinstance(expectation, str):  # nor then
+            if plan.replay.refusal(call.arguments.leaves) is not None:  # nor then
                 self._forget(plan)
                 return self._watch(None, call)
-            return self._verify_call(plan, call, numbers, expectation)
+            return self._verify_call(plan, call, numbers)
         finally:
             _watching.release()
 
@@ -460,16 +459,17 @@ class StepFunction(Generic[P, T]):
 
     def _nothing_learned(self, reason: str) -> None:
         self._reason = reason
+        events.emit("replay_refused", function=self._name, reason=reason, **places.of_caller())
         self._fruitless += 1
         if self._fruitless > MAX_FRUITLESS:
             self._pause = min(2 ** (self._fruitless - MAX_FRUITLESS), LONGEST_PAUSE)
 
     # ---- verifying
 
-    def _verify_call(self, plan: ReplayPlan, call: _Call, numbers: list[float], expectation: Any) -> Any:
+    def _verify_call(self, plan: ReplayPlan, call: _Call, numbers: list[float]) -> Any:
         """Record a call that could have been replayed, with these numbers, and compare. What it returns and does is the
         recorded call's."""
-        watch = Watch(self._runtime, plan.guards, call.arguments.leaves, plan=plan.capture, expectation=expectation)
+        watch = Watch(self._runtime, plan.guards, call.arguments.leaves, plan=plan.capture)
         try:
             result = self._run(watch, call)
         except Exception as error:
@@ -479,17 +479,17 @@ class StepFunction(Generic[P, T]):
         with self._lock:
             try:
                 call.arguments.check_unchanged(*call.flatten())
-                capture = None if watch.did_the_same() else watch.judge(result)
+                capture = watch.judge(result)
             except DisturbedError:  # it shows nothing: the next call is verified instead
                 return result
             except NotReplayableError as reason:
                 deviation: Deviation | None = Deviation(str(reason))
             else:
-                deviation = None if capture is None else plan.deviation(capture, numbers)
+                deviation = plan.deviation(capture, numbers)
             if deviation is None:
                 self.verified += 1
                 plan.verification.note_verified(call.number)
-                events.emit("replay_verified", function=self._name)
+                events.emit("replay_verified", function=self._name, **places.of_caller())
             else:
                 self._deviated(plan, deviation, call.number)
         return result
@@ -500,7 +500,7 @@ class StepFunction(Generic[P, T]):
         self._forget(plan)
         self._hasten()
         self._deviation = self._reason = f"call {number} did otherwise than a replay of it: {deviation.text}"
-        events.emit("replay_deviation", function=self._name, reason=deviation.text)
+        events.emit("replay_deviation", function=self._name, reason=deviation.text, **places.of_caller())
         log.log(logging.WARNING if self._verify == 1 else logging.INFO, "%s: %s", self._name, self._deviation)
         if not since.replayed:
             return  # every call so far was right

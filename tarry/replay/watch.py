@@ -47,11 +47,8 @@ class Watch:
         rates: Sequence[dict[str, Any]] = (),
         *,
         plan: Capture | None = None,
-        expectation: Any = None,
     ) -> None:
         self._is_verified = plan is not None
-        self._plan, self._expectation = plan, expectation
-        self._is_met = False
         self._sees_host = plan is None or bool(plan.hosts)  # which may be literals
         self._runtime = runtime
         self._guards = guards
@@ -73,9 +70,9 @@ class Watch:
         runtime = self._runtime
         if self._argument_holders:
             self._argument_gradients = C.gradient_serials([t for _, t in self._argument_holders])
-        if not self._is_verified:  # else the expectation knows
-            self._gradients = C.gradient_serials(self._holders)
-            self._device_rng = C.random_position(self._device)
+        self._gradients = C.gradient_serials(self._holders)
+        self._device_rng = C.random_position(self._device)
+        if not self._is_verified:
             self._host_rng = _host_rng()
             self._generators = self._guards.generator_states()
         self._closures = runtime.closures_added
@@ -83,22 +80,15 @@ class Watch:
         self._trace = C.Trace(self._device)
         thread = threading.get_ident()
 
-        results: list[Any] | None = None  # of the plan's kind, once the call is over
-
         def observe(batch: Any) -> None:
             self.disturbed = self.disturbed or threading.get_ident() != thread
-            is_first = not self._is_met and not self._snapshots
-            self._is_met = is_first and results is not None and self._expectation.met(batch, self._trace, results)
-            if not self._is_met:
-                self._snapshots.append(C.Snapshot(batch, self._trace))
+            self._snapshots.append(C.Snapshot(batch, self._trace))
 
         runtime.observe(observe)
         self._host = HostWatch(self._trace, self._guards.counts.keys()) if self._sees_host else None
         try:
             with self._host or nullcontext(), self.rates:
                 result = call()
-            if self._plan is not None and self._host is None:
-                results = self._plan.made_results(result, self._leaves)
             runtime.sync_all("end of a compiled function")
             self._reads, self._overwritten = self._trace.reads, self._trace.overwritten
             self._first_serial = self._trace.first_serial
@@ -110,16 +100,6 @@ class Watch:
 
     # ---- the verdict
 
-    def did_the_same(self) -> bool:
-        """Whether the call did what was expected, and no more. If not, `judge` and `Capture.difference` say what."""
-        return (
-            self._is_met
-            and not self.disturbed
-            and self._runtime.closures_added == self._closures
-            and self._rates_now() == self._rates_before
-            and self._guards.failing(with_gradients=False, with_rates=not self._guards.rates) == -1
-        )
-
     def _rates_now(self) -> str:
         return repr([group["lr"] for group in self._guards.rates])
 
@@ -128,8 +108,6 @@ class Watch:
         if self.disturbed:
             raise DisturbedError("another thread recorded something, or needed a value, during the call")
         self._check_conduct()
-        if self._is_verified:
-            self._gradients, self._device_rng = self._expectation.gradient_serials, self._expectation.random_position
         snapshot = self._snapshots[0]
         self._kept: dict[int, int] = {}  # serials, numbered
         self._note_arguments()
@@ -171,15 +149,15 @@ class Watch:
         if name is not None:
             advice = ": give the optimizer capturable=True" if name.endswith("['step']") else ""
             raise NotReplayableError(f"it changes {name}, a tensor on the host, which a replay would not{advice}")
-        if self._reads:
+        if self._runtime.closures_added != self._closures:
+            raise NotReplayableError("it adds a step closure, which a replay would not. Add it outside of the function")
+        if self._reads:  # after the above: a closure that has run has read its values
             raise NotReplayableError(
                 f"it reads a value at {where(self._reads[0])}, which a replay would not. Return the tensor, and read "
                 f"it outside of the function"
             )
         if self._host is not None:
             self._host.check()  # after the above: a value that is read is a host tensor for a moment
-        if self._runtime.closures_added != self._closures:
-            raise NotReplayableError("it adds a step closure, which a replay would not. Add it outside of the function")
         if self._overwritten:
             raise NotReplayableError(
                 f"it copies a host tensor into an existing one at {where(self._overwritten[0])}. Pass the host tensor "

@@ -20,6 +20,7 @@ from torch._C import _len_torch_dispatch_stack
 from torch.profiler import record_function
 from torch.utils._python_dispatch import _disable_current_modes  # private; checked on torch 2.11 and 2.13
 
+from tarry import places
 from tarry.errors import TarryError
 from tarry.native import C
 
@@ -108,11 +109,21 @@ def refuse_while_compiling() -> None:
 
 
 def profiled(name: str, function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function in a range that torch.profiler shows. Making one costs microseconds: only while it looks."""
+    """Call a function in a range that torch.profiler shows, with the user's line. Making one costs microseconds: only
+    while it looks."""
     if torch._C._autograd._profiler_enabled():
-        with record_function(name):
+        with record_function(name + places.label()):
             return function(*arguments)
     return function(*arguments)
+
+
+def on_device(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function that computes a step: a profiler takes its time for that of the device."""
+    time = C.DeviceTime() if torch._C._autograd._profiler_enabled() else None
+    try:
+        return function(*arguments)
+    finally:
+        del time
 
 
 @contextmanager

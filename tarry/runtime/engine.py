@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from tarry import events, places
 from tarry.backends.base import Backend, Batch, Policy, Recording
@@ -19,7 +19,9 @@ from tarry.ir.sizes import Symbols
 from tarry.native import C
 from tarry.runtime import limits
 from tarry.runtime.compile.compiler import Compiler
+from tarry.runtime.compile.observe import show_taken
 from tarry.runtime.compile.process import StoppedError
+from tarry.runtime.compile.reasons import FIRST
 from tarry.runtime.decide import (
     COMPILING,
     NEVER,
@@ -36,7 +38,7 @@ from tarry.runtime.decide import (
     Submit,
     decide,
 )
-from tarry.runtime.dispatch import isolated, profiled
+from tarry.runtime.dispatch import isolated, on_device, profiled
 from tarry.runtime.entry import Entry, EntryCache, Reason, State
 from tarry.runtime.program import Program
 from tarry.runtime.sizes.families import Families, Family, GraphEntry, SizedRecording
@@ -44,6 +46,7 @@ from tarry.runtime.sizes.sites import Sites
 from tarry.runtime.variants import Variant, Variants
 
 Made: TypeAlias = Variants | Variant
+Path: TypeAlias = Literal["reference", "compiled", "native"]
 T = TypeVar("T")
 
 
@@ -69,6 +72,10 @@ class Engine:
         self._entries: EntryCache[GraphEntry] = EntryCache()
         self._families = Families()
         self._sites = Sites()
+        self.path: Path = "reference"
+        """What has computed the last batch."""
+        self.execute_seconds = 0.0
+        """And what that took."""
 
     def forget_served(self) -> None:
         """Have the native part run no program by itself: what is decided about graphs may be another thing now."""
@@ -83,11 +90,12 @@ class Engine:
     def compute(self, backend: Backend, batch: Batch) -> None:
         """Compute a batch: by its program, without one, or by one that has to be compiled first."""
         if not batch.switches_are_set():
-            _execute(backend, SWITCHED.run, batch)  # a program would compute under those that are set now
+            # A program would compute under those that are set now.
+            self._execute(backend, SWITCHED.run, "reference", batch)
             return
         policy = self.compiler.policy(backend)
         if batch.is_small:  # as the native part has computed it, but for somebody who watches
-            _execute(backend, (NEVER if policy == "never" else SMALL).run, batch)
+            self._execute(backend, (NEVER if policy == "never" else SMALL).run, "reference", batch)
             return
         found = self._look_up(backend, batch, policy)
         while True:  # a second time after CompileNow, a third time if that came to nothing for a range of sizes
@@ -97,8 +105,10 @@ class Engine:
                 case Run():
                     program: Any = entry.made if found.program is None else found.program.run
                     key = batch.key
-                    _execute(backend, program, batch, found.symbols)
-                    if isinstance(entry, GraphEntry) and isinstance(found.program, Program):
+                    self._execute(backend, program, _path(found.program), batch, found.symbols)
+                    if entry.pace.is_measured:
+                        entry.pace.with_program()
+                    elif isinstance(entry, GraphEntry) and isinstance(found.program, Program):
                         self._serve(key, entry, found.program)
                     return
                 case Interpret(reason):
@@ -184,9 +194,11 @@ class Engine:
             key=batch.key,
             operations=batch.num_operations,
             seconds=perf_counter() - start,
-            reason="",
+            again=False,
+            reason=FIRST,
             **places.of_caller(),
         )
+        show_taken(self.compiler.observer, backend, Recording(batch), perf_counter() - start)
         if family is None:
             return self._entries.add(batch, GraphEntry(State.READY, step, prepared=True))
         family.prepared = GraphEntry(State.READY, step, prepared=True)
@@ -266,21 +278,24 @@ class Engine:
 
     def _work(self, backend: Backend, found: Found, batch: Batch, *, background: bool) -> Callable[[], Made | Reason]:
         """What makes the program of an entry. Takes what it needs of the batch now."""
-        compiler = self.compiler
+        compiler, recording = self.compiler, Recording(batch)
+        place = places.here()
+        work: Callable[[], Made | Reason]
         if found.variants is not None:
-            variants, recording = found.variants, Recording(batch).take()
-            recording.place = places.of_caller()
-            why = variants.why(recording.numbers)
-            return lambda: compiler.compile_constants(backend, recording, background, variants, why)
-        if found.symbols is not None:
+            variants = found.variants
+            why = variants.why(recording.take().numbers)
+            work = lambda: compiler.compile_constants(backend, recording, background, variants, why)  # noqa: E731
+        elif found.symbols is not None:
             assert found.family is not None
-            sized = SizedRecording(batch, found.family, found.symbols)
-            sized.place = places.of_caller()
-            return lambda: compiler.compile_sizes(backend, sized, background)
-        self._sites.count(batch)
-        recording = Recording(batch).take()
-        recording.place = places.of_caller()
-        return lambda: compiler.compile_graph(backend, recording, background)
+            recording = sized = SizedRecording(batch, found.family, found.symbols)
+            work = lambda: compiler.compile_sizes(backend, sized, background)  # noqa: E731
+        else:
+            self._sites.count(batch)
+            recording.take()
+            work = lambda: compiler.compile_graph(backend, recording, background)  # noqa: E731
+        recording.place = place
+        found.entry.pace.recording, found.entry.pace.backend = recording, backend.name
+        return work
 
     def _compile_now(self, backend: Backend, found: Found, batch: Batch) -> Found:
         """Have an entry compiled, and wait for it. What to decide about next. The batch is not looked up again: another
@@ -290,7 +305,7 @@ class Engine:
             entry.job.wait()
             self._take_over(found)
         else:
-            made = isolated(self._work(backend, found, batch, background=False))
+            made = profiled("tarry::compile", isolated, self._work(backend, found, batch, background=False))
             entry.settle(made)
             self._settled(found, made)
         if isinstance(entry, GraphEntry):
@@ -301,8 +316,11 @@ class Engine:
 
     def _take_over(self, found: Found) -> None:
         """Take the outcome of a job that is done."""
+        job = found.entry.job
         made = found.entry.finish()
         if made is not None:
+            if job is not None and found.variants is None and not isinstance(made, Reason):
+                found.entry.pace.take_over(job.seconds)
             self._settled(found, made)
         elif found.variants is not None:
             found.variants.compiling = None
@@ -325,9 +343,25 @@ class Engine:
 
     # ---- running
 
+    def _execute(
+        self, backend: Backend, run: Callable[..., None], path: Path, batch: Batch, symbols: Symbols | None = None
+    ) -> None:
+        """Run something that computes a batch; with its time, or its error, as an event."""
+        start = perf_counter()
+        try:
+            if symbols:
+                profiled("tarry::execute", on_device, run, batch, symbols)
+            else:
+                profiled("tarry::execute", on_device, run, batch)
+        except BaseException as error:
+            events.emit("error", stage="execute", backend=backend.name, error=repr(error), **places.of_caller())
+            raise
+        self.path, self.execute_seconds = path, perf_counter() - start
+        events.emit("execute", seconds=self.execute_seconds)
+
     def _interpret(self, backend: Backend, found: Found, batch: Batch, reason: Reason) -> None:
         start = perf_counter()
-        _execute(backend, reason.run, batch)
+        self._execute(backend, reason.run, "reference", batch)
         if reason is NEVER:
             return
         if found.symbols is not None and found.variants is None:
@@ -336,6 +370,15 @@ class Engine:
             found.family.seconds += perf_counter() - start
         elif reason is NEW:
             found.entry.state = State.SEEN
+        if reason is NEW or reason is COMPILING:
+            found.entry.pace.without_program()
+
+
+def _path(program: Program | Reason | None) -> Path:
+    """What computes a batch that has this program; None: the backend's own way (`Backend.prepare`)."""
+    if isinstance(program, Reason):
+        return "reference"
+    return "native" if program is not None and program.is_native else "compiled"
 
 
 def _under_these_switches(work: Callable[[], T]) -> Callable[[], T]:
@@ -350,17 +393,3 @@ def _under_these_switches(work: Callable[[], T]) -> Callable[[], T]:
         return made
 
     return guarded
-
-
-def _execute(backend: Backend, run: Callable[..., None], batch: Batch, symbols: Symbols | None = None) -> None:
-    """Run something that computes a batch; with its time, or its error, as an event."""
-    start = perf_counter()
-    try:
-        if symbols:
-            profiled("tarry::execute", run, batch, symbols)
-        else:
-            profiled("tarry::execute", run, batch)
-    except BaseException as error:
-        events.emit("error", stage="execute", backend=backend.name, error=repr(error))
-        raise
-    events.emit("execute", seconds=perf_counter() - start)

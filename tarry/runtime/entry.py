@@ -9,17 +9,18 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
-from tarry import events
+from tarry import events, places
 from tarry.backends.base import Batch
 from tarry.config import config
 from tarry.errors import FallbackError
 from tarry.ir.sizes import Symbols
 from tarry.native import C
 from tarry.runtime.compile.jobs import Job
+from tarry.runtime.pace import Pace
 
 T = TypeVar("T")
 E = TypeVar("E", bound="Entry[Any]")
@@ -59,7 +60,8 @@ class Reason:
                 f"a step has to run on the reference path: {self.text}; and tarry.config.fallback is 'error'. Avoid it "
                 f"there, or set tarry.config.fallback = 'allow'."
             )
-        events.emit("interpreted" if self.unsupported else "reference", key=batch.key, reason=self.text)
+        kind = "interpreted" if self.unsupported else "reference"
+        events.emit(kind, key=batch.key, reason=self.text, **places.of_caller())
         batch.interpret(interruptible=False)
 
 
@@ -71,6 +73,7 @@ class Entry(Generic[T]):
     made: T | None = None  # when READY
     reason: Reason | None = None  # when REFUSED
     job: Job[T | Reason] | None = None  # when COMPILING
+    pace: Pace = field(default_factory=Pace)
     prepared: bool = False
     """The backend takes such steps as they were recorded: there is nothing to compile, under any policy."""
 

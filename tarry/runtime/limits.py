@@ -113,6 +113,16 @@ WORKER_KILL_SECONDS = 5
 
 # ---- messages
 
+SLOW_COMPILE_SECONDS = 30.0
+"""A compile that takes longer is an event of its own: somebody waits for it, or steps do without for long."""
+
+TAKEOVER_STEPS = 3
+"""Steps with a new program from the background whose pace is measured before its takeover is reported. The native part
+gets the program after that: Python has to see these."""
+
+TAKEOVER_BEFORE = 16
+"""Steps before it that it is compared with, the last ones: a median of more says no more."""
+
 MAX_REASONS = 8
 """Lines that say why a step is compiled again, of steps of about the same size; those after are only counted."""
 

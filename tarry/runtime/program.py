@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter
 from typing import Any
 
 import torch
 
-from tarry import events
+from tarry import events, places
 from tarry.backends.base import Backend, Batch, Computation, PythonNumber
 from tarry.backends.partition import Part, partition
 from tarry.config import config
@@ -202,15 +203,18 @@ class Program:
             local[value] = self._typed(value, backend.to_tensor(environment[value])).to(fallback)
         for node in part.nodes:
             if id(node) in unknown:  # others are views that these read
+                start = perf_counter()
+                run_node(node, local, numbers, fallback)
                 site = node.site
                 events.emit(
                     "fallback",
                     op=node.op,
                     reason=f"backend {backend.name!r} does not support it",
-                    file=site.file if site else "",
-                    line=site.line if site else 0,
+                    seconds=perf_counter() - start,
+                    **places.of_line(*(site.file, site.line, site.module) if site else ("", 0, "")),
                 )
-            run_node(node, local, numbers, fallback)
+            else:
+                run_node(node, local, numbers, fallback)
         for value in part.gives:
             environment[value] = backend.to_data(self._typed(value, local[value]).to(here))
 
@@ -249,6 +253,11 @@ class Program:
         if not batch.interpret(interruptible=False):
             return  # an operator of another thread failed, and is reported there
         what = str(error) if isinstance(error, BackendError) else f"{type(error).__name__}: {error}"
+        reason = f"its program of {self._what} failed: {what}"
+        place = places.here()
+        events.emit(
+            "backend_fault", stage="execute", backend=self._backend.name, reason=reason, error=repr(error), **place
+        )
         raise BackendError(
             f"backend {self._backend.name!r} failed to run {self._what}: {what}\n"
             f"The values were computed by the reference path instead, so nothing is lost. tarry.set_backend('eager') "

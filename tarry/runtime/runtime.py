@@ -30,11 +30,13 @@ from tarry.native import C
 from tarry.runtime import limits
 from tarry.runtime.choose import default_name, instance, is_importing_torch
 from tarry.runtime.closures import StepClosures
+from tarry.runtime.compile.observe import Observer
 from tarry.runtime.data import evacuate, ordinal_of, read_stand_in
 from tarry.runtime.decide import small_step
 from tarry.runtime.dispatch import PlainDispatch, profiled, refuse_while_compiling
 from tarry.runtime.engine import Engine
 from tarry.runtime.graphs import SavedGraphs
+from tarry.runtime.logged import budget_cut
 from tarry.tracebacks import leave
 
 _log = logging.getLogger("tarry")
@@ -101,7 +103,7 @@ class Runtime:
                 try:
                     self.sync_all("set_backend")
                 except TarryError as error:  # the new backend computes what the old one could not
-                    events.emit("error", stage="set_backend", backend=old.name, error=repr(error))
+                    events.emit("error", stage="set_backend", backend=old.name, error=repr(error), **places.of_caller())
                 self._engine.compiler.forget()
                 self._retire(old)
             self._engine.clear()
@@ -139,7 +141,7 @@ class Runtime:
             with PlainDispatch():
                 backend.teardown()
         except Exception as error:
-            events.emit("error", stage="teardown", backend=backend.name, error=repr(error))
+            events.emit("error", stage="teardown", backend=backend.name, error=repr(error), **places.of_caller())
             warnings.warn(f"tarry: teardown of backend {backend.name!r} failed: {error}", stacklevel=2)
 
     def _bind_devices(self, backend: Backend, before: Backend | None) -> None:
@@ -161,6 +163,11 @@ class Runtime:
         """`torch.manual_seed` was called; a backend that is not chosen yet has nothing to seed."""
         if self._backend is not None:
             self._backend.seed(value)
+
+    def describe_backend(self) -> dict[str, str]:
+        """The backend in use, and its real device; empty if none was needed yet."""
+        backend = self._backend
+        return {"backend": "", "device": ""} if backend is None else {"backend": backend.name, "device": backend.device}
 
     def backend_metrics(self) -> dict[str, float]:
         """The counts that the backend keeps, under its name."""
@@ -194,6 +201,11 @@ class Runtime:
             finally:
                 self._lock.release()
 
+    @property
+    def policy(self) -> Policy | None:
+        """The policy that `set_backend` was given."""
+        return self._engine.compiler.chosen
+
     def on_policy(self) -> None:
         """The policy may have changed: tell the native part which steps it serves by itself."""
         if self._backend is None:
@@ -208,6 +220,10 @@ class Runtime:
         """Have `observer` called with each batch before it runs."""
         self._observer = observer
         C.set_watched("observer", observer is not None)
+
+    def observe_compiles(self, observer: Observer | None) -> None:
+        """Have `observer` called with each graph that gets a program (compile/observe.py)."""
+        self._engine.compiler.observer = observer
 
     def sync_all(self, reason: str, *, awaited: bool = True) -> None:
         """Compute everything that is pending on any device."""
@@ -226,7 +242,9 @@ class Runtime:
                     raise _in_mid_step()
                 backend = self._backend or backend
                 if awaited or not C.is_in_flight(device):
+                    asked = perf_counter()
                     self._finish(device)
+                    waited = perf_counter() - asked
                     batch = C.collect(device)
                     if batch is not None:
                         if self._observer is not None:
@@ -234,7 +252,7 @@ class Runtime:
                         if config.save_graphs is not None:
                             self._saved.save(batch, reason, config.save_graphs)
                         batch.unawaited = not awaited
-                        self._serve(backend, batch, reason)
+                        self._serve(backend, batch, reason, asked, waited)
             C.raise_owed()
         except Exception:
             if not C.pending(device):  # the step is done, but for what has failed
@@ -268,7 +286,9 @@ class Runtime:
         with self._lock:
             if self._lock.in_step:
                 raise _in_mid_step()
+            asked = perf_counter()
             self._finish(replay.batch.device)
+            waited = perf_counter() - asked
             if C.pending(replay.batch.device):
                 self.sync("before a replay", replay.batch.device)
             C.raise_owed()
@@ -276,25 +296,42 @@ class Runtime:
             if isinstance(results, str):
                 return results
             replay.batch.unawaited = True
-            self._serve(self.backend, replay.batch, "replay")
+            self._serve(self.backend, replay.batch, "replay", asked, waited)
         self._closures.run()
         return results
 
-    def _serve(self, backend: Backend, batch: Batch, reason: str) -> None:
-        """Compute a batch. The lock is held."""
-        start = perf_counter()
+    def _serve(self, backend: Backend, batch: C.Batch, reason: str, asked: float, waited: float) -> None:
+        """Compute a batch. It was asked for then, and so many seconds were waited since. The lock is held."""
         operations = batch.num_operations  # its nodes are not ours any more when it is handed over
+        began, device = asked if batch.replayed else batch.began, batch.device
         collects = gc.isenabled()
+        counted = C.count_memory(batch.device)
         try:  # first: an interrupt may come after any call
             self._lock.in_step = True
             gc.disable()  # a finaliser that needs a value could not be served in the middle of a step
             profiled("tarry::step", self._compute, backend, batch)
         finally:
             self._lock.in_step = False
+            C.count_memory(counted)
             if collects:
                 gc.enable()
-        seconds = perf_counter() - start
-        events.emit("sync", reason=reason, operations=operations, seconds=seconds, **places.of_caller())
+        seconds, place = perf_counter() - asked, places.of_caller()
+        events.emit(
+            "sync",
+            reason=reason,
+            operations=operations,
+            path="replayed" if batch.replayed else self._engine.path,
+            start=began,
+            record_seconds=asked - began,
+            wait_seconds=waited,
+            execute_seconds=self._engine.execute_seconds,
+            seconds=seconds,
+            device=device,
+            **place,
+        )
+        cut = budget_cut(reason, operations=operations, seconds=seconds, device=device, **place)
+        if cut is not None:
+            events.emit("budget_cut", **cut)
 
     def _compute(self, backend: Backend, batch: Batch) -> None:
         try:
@@ -356,9 +393,11 @@ class Runtime:
 
     # ---- step closures
 
-    def add_step_closure(self, function: Callable[..., Any], tensors: tuple[torch.Tensor, ...]) -> None:
+    def add_step_closure(
+        self, function: Callable[..., Any], tensors: tuple[torch.Tensor, ...], run_async: bool
+    ) -> None:
         """Have `function(*tensors)` called, with host copies, once the step that computes them is done."""
-        self._closures.add(function, tensors)
+        self._closures.add(function, tensors, run_async)
         self.closures_added += 1
 
     # ---- callbacks of the native part
@@ -373,18 +412,18 @@ class Runtime:
         except Exception as error:
             raise leave(error, handled)  # noqa: B904 - it is the same error
 
-    def on_batch(self, batch: Batch, reason: str) -> None:
+    def on_batch(self, batch: C.Batch, reason: str) -> None:
         """A read needs a batch that the native part has collected and does not compute by itself. The lock is held."""
         handled = sys.exc_info()[1]
         try:
-            self._serve(self.backend, batch, reason)
+            self._serve(self.backend, batch, reason, batch.asked, batch.waited)
         except Exception as error:
             raise leave(error, handled)  # noqa: B904 - it is the same error
 
     def on_failure(self, error: str) -> None:
         """A step that the native part has computed by itself has failed; its error is about to be raised."""
         self.after_finish()
-        events.emit("error", stage="execute", backend=self.backend.name, error=error)
+        events.emit("error", stage="execute", backend=self.backend.name, error=error, **places.of_caller())
 
     def on_program_failure(
         self,
@@ -402,7 +441,7 @@ class Runtime:
             except Exception as error:
                 diagnose(batch, error)
         except BaseException as error:
-            events.emit("error", stage="execute", backend=self.backend.name, error=repr(error))
+            events.emit("error", stage="execute", backend=self.backend.name, error=repr(error), **places.of_caller())
             raise
         finally:
             self._lock.in_step = False
@@ -420,18 +459,30 @@ class Runtime:
         """The real tensor for one that stands in for data of the backend's own."""
         return read_stand_in(stand_in)
 
-    def on_fallback(self, op: str, reason: str, file: str, line: int, seconds: float) -> None:
+    def on_value(self, method: str, device: int, place: C.Place, seconds: float) -> None:
+        """The program has read a value, and somebody watches."""
+        events.emit("read", method=method, device=device, seconds=seconds, **places.fields(place))
+
+    def on_fallback(self, op: str, reason: str, place: C.Place, seconds: float) -> None:
         """An operator is about to run eagerly (`seconds` is negative then), or has."""
         if seconds >= 0:
-            place = {"file": file, "line": line} | places.of_caller()
-            events.emit("fallback", op=op, reason=reason, **place, seconds=seconds)
+            remedy = {"remedy": _REMEDIES[reason]} if reason in _REMEDIES else {}
+            events.emit("fallback", op=op, reason=reason, **places.fields(place), **remedy, seconds=seconds)
             return
-        where = f"{file}:{line}" if file else "an unknown line"
+        file, line, library, module = place
+        where = (library or (f"{file}:{line}" if file else "an unknown line")) + (f" in {module}" if module else "")
         if config.fallback == "error":
             raise FallbackError(
                 f"{op} has to run eagerly because {reason} (at {where}), and tarry.config.fallback is 'error'. "
                 f"Avoid it there, or set tarry.config.fallback = 'allow'."
             )
+
+
+# Of fallbacks, by the reason that csrc/device/layouts.cpp gives; the kind of event has one for all others.
+_REMEDIES = {
+    "it has a sparse or nested argument": "only dense tensors are recorded: where memory allows, use sparse=False, "
+    ".to_dense() or a padded batch"
+}
 
 
 def _in_mid_step() -> TarryError:

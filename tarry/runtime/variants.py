@@ -14,7 +14,7 @@ from tarry.errors import Unsupported
 from tarry.ir.graph import Graph, Node, Number, leaves, typed
 from tarry.ir.sizes import Symbols
 from tarry.native import C
-from tarry.passes.decompose import decompose, is_decomposed, named
+from tarry.passes.decompose import decompose, is_decomposed, lower, named
 from tarry.passes.donation import safe_updates
 from tarry.passes.lowerings import lowerings_for
 from tarry.passes.pipeline import run
@@ -40,7 +40,7 @@ class Variants:
     def __init__(self, backend: Backend, recording: Recording, build: Build) -> None:
         graph = recording.recorded
         yield_to_user()
-        self._set_up(backend, run(graph, backend.stage, between=yield_to_user))
+        self._set_up(backend, run(graph, backend.stage, between=yield_to_user, kept=build.stages))
         self._positions = recording.positions
         self.add(self.compile(recording.numbers, build))
 
@@ -116,6 +116,7 @@ class Variants:
         program: Program | Reason
         try:
             program = self._program(constants, build)
+            build.text = program.text
         except Unsupported as error:
             if not self._variants:
                 raise
@@ -125,6 +126,7 @@ class Variants:
     def _program(self, constants: Mapping[int, PythonNumber], build: Build) -> Program:
         backend = self._backend
         graph = self._ready(self._graph, constants)
+        build.keep("lowered", graph)
         yield_to_user()
         parts = None
         if C.can_run_ahead(backend.device) and backend.runs_ahead(graph):
@@ -138,7 +140,7 @@ class Variants:
         graph = specialize(graph, constants)
         yield_to_user()
         if self._lowerings:
-            graph = decompose(graph, self._lowerings, lambda node: node.op not in self._lowerings)
+            graph = lower(graph, self._lowerings)
         graph = decompose(graph, self._decompositions, backend.supports)
         if backend.capabilities.updates_in_place:
             return safe_updates(graph, torch.device(backend.device).type)

@@ -12,9 +12,12 @@ import fcntl
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from time import perf_counter
+from types import MappingProxyType
+from typing import Any
 
 from tarry import events, trust
 from tarry.store.blobs import CorruptError, pack, unpack
@@ -23,6 +26,7 @@ from tarry.store.identity import Identity
 SUFFIX = ".program"
 TEMPORARY = ".tmp-"
 LOCK = ".lock"
+FOUND = "an earlier process has stored it"
 STALE_SECONDS = 3600.0  # a temporary file that old has lost its writer
 
 
@@ -36,23 +40,46 @@ class Store:
         self._refused = False
         self._looked_at = 0  # the inode of the directory whose files were looked at
 
-    def get(self, identity: Identity) -> bytes | None:
-        """The program of that identity, if there is one. A damaged file is removed and counted."""
+    def get(self, identity: Identity, place: Mapping[str, Any] = MappingProxyType({})) -> bytes | None:
+        """The program of that identity, if there is one. A damaged file is removed and counted. `place`: the line of
+        the program that it is for, as fields of an event."""
+        start = perf_counter()
         try:
             data = self._read(identity)
-        except OSError:  # none, or none that we may read
-            events.emit("store_miss", key=identity.key)
+        except OSError as error:  # none, or none that we may read
+            reason = self._why_missing(identity, error)
+            events.emit("store_miss", key=identity.key, reason=reason, seconds=perf_counter() - start, **place)
             return None
         try:
             _, (text, program) = unpack(data)
             if text != identity.text.encode():
                 raise CorruptError("it is a program for something else")
         except ValueError as error:
-            self.reject(identity, str(error))
-            events.emit("store_miss", key=identity.key)
+            self.reject(identity, str(error), place)
+            reason = f"the stored program is damaged: {error}"
+            events.emit("store_miss", key=identity.key, reason=reason, seconds=perf_counter() - start, **place)
             return None
-        events.emit("store_hit", key=identity.key, bytes=len(data))
+        seconds = perf_counter() - start
+        events.emit("store_hit", key=identity.key, bytes=len(data), reason=FOUND, seconds=seconds, **place)
         return bytes(program)
+
+    def _why_missing(self, identity: Identity, error: OSError) -> str:
+        """Why there is no program that can be read, in words: perhaps there are some that others have made of it."""
+        if self._refused:
+            return f"others can write to {self.directory}, so that nothing is read from there"
+        if not isinstance(error, FileNotFoundError):
+            return f"it cannot be read: {error}"
+        found: list[list[str]] = []
+        with suppress(OSError), self._open() as folder:
+            for name in _newest(folder, f"{identity.family}-"):
+                with suppress(OSError, ValueError), trust.open_file(self.directory / name, folder) as descriptor:
+                    _, (text, _) = unpack(os.read(descriptor, os.fstat(descriptor).st_size))
+                    differences = identity.differences(bytes(text).decode())
+                    found += [] if differences is None else [differences]
+        if not found:
+            return "no program of this graph is stored"
+        fewest = min(found, key=len)
+        return f"programs of this graph are stored, but for {'; '.join(fewest)}"
 
     def has(self, identity: Identity) -> bool:
         """Whether there is something of that identity, by its name alone."""
@@ -63,11 +90,12 @@ class Store:
             return False
         return True
 
-    def put(self, identity: Identity, program: bytes) -> None:
+    def put(self, identity: Identity, program: bytes, place: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Keep a program. A failure is no error: tarry warns once and goes on."""
         data = pack({"format": 1}, (identity.text.encode(), program))
         if len(data) > self.max_bytes:
-            events.emit("store_skip", key=identity.key, reason=f"{len(data)} bytes, which is more than the store holds")
+            reason = f"{len(data)} bytes, which is more than the store holds"
+            events.emit("store_skip", key=identity.key, reason=reason, **place)
             return
         if self._read_only or self._refused:
             return
@@ -75,7 +103,7 @@ class Store:
             trust.make_folder(self.directory)
             with self._open() as folder:
                 trust.write_file(self.directory / _name(identity), data, folder, TEMPORARY)
-                self._make_room(folder)
+                self._make_room(folder, place)
         except trust.UntrustedError:
             pass  # said already
         except OSError as error:
@@ -86,9 +114,9 @@ class Store:
                 stacklevel=2,
             )
 
-    def reject(self, identity: Identity, reason: str) -> None:
+    def reject(self, identity: Identity, reason: str, place: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Remove a program that turned out to be none."""
-        events.emit("store_corrupt", key=identity.key, reason=reason)
+        events.emit("store_corrupt", key=identity.key, reason=reason, **place)
         with suppress(OSError), self._open() as folder:
             os.unlink(_name(identity), dir_fd=folder)
 
@@ -120,7 +148,7 @@ class Store:
             with open(descriptor, "rb", closefd=False) as file:
                 return file.read()
 
-    def _make_room(self, folder: int) -> None:
+    def _make_room(self, folder: int, place: Mapping[str, Any]) -> None:
         """Remove what was used longest ago until the rest fits. If another process is at it, that will do."""
         lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
         try:
@@ -128,11 +156,11 @@ class Store:
         except OSError:
             pass
         else:
-            self._remove_oldest(folder)
+            self._remove_oldest(folder, place)
         finally:
             os.close(lock)
 
-    def _remove_oldest(self, folder: int) -> None:
+    def _remove_oldest(self, folder: int, place: Mapping[str, Any]) -> None:
         kept: list[tuple[float, int, str]] = []
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -149,7 +177,16 @@ class Store:
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=folder)
             total -= size
-            events.emit("store_evict", key=name.removesuffix(SUFFIX), bytes=size)
+            reason = f"all programs take more than {self.max_bytes} bytes, and this one was used longest ago"
+            events.emit("store_evict", key=name.removesuffix(SUFFIX), bytes=size, reason=reason, **place)
+
+
+def _newest(folder: int, prefix: str) -> list[str]:
+    """Names of the newest few files that begin so."""
+    with os.scandir(folder) as entries:
+        found = [entry for entry in entries if entry.name.startswith(prefix) and entry.name.endswith(SUFFIX)]
+        found.sort(key=lambda entry: -entry.stat(follow_symlinks=False).st_mtime)
+        return [entry.name for entry in found[:8]]
 
 
 def _name(identity: Identity) -> str:

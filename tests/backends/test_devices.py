@@ -76,6 +76,26 @@ def test_tensors_on_both_and_copies_between_them() -> None:
     """)
 
 
+def test_sparse_and_nested_tensors_stay_on_their_device() -> None:
+    _run("""
+        tarry.set_backend(Twins())
+        there = torch.device("tarry:1")
+        coo = torch.sparse_coo_tensor([[0, 1], [2, 0]], [3.0, 4.0], (2, 3), device=there)
+        csr, nested = coo.to_sparse_csr(), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device=there)
+        made = [torch.zeros(2, 3, layout=torch.sparse_coo, device=there), coo.to_dense()]
+        made += [csr @ torch.ones(3, 1, device=there)]
+        made += [t for x in (coo, csr, nested) for t in (x, x.clone(), x * 2, torch.empty_like(x))]
+        assert {t.device for t in made} == {there}
+        assert coo.to("tarry:0").device.index == 0
+        try:
+            coo + coo.to("tarry:0")
+        except RuntimeError as error:
+            assert "tarry:0" in str(error) and "tarry:1" in str(error), error
+        else:
+            raise AssertionError("tensors of two devices were added")
+    """)
+
+
 def test_mark_step_cuts_all_of_them() -> None:
     _run("""
         from tarry.native import C

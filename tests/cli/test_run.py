@@ -16,6 +16,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 # Of each script: its arguments, and how far numbers may be apart. Autocast rounds in other places on a CPU.
 CASES = {
     "hf_loop": ([], 0.0),
+    "hf_trainer": ([], 0.0),
     "cnn_amp": ([], 5e-3),
     "diffusion": ([], 0.0),
     "reinforce": ([], 0.0),
@@ -44,8 +45,9 @@ def parts(text: str) -> tuple[str, list[float]]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_script_prints_what_it_prints_without_tarry(name: str, tmp_path: Path) -> None:
-    if name == "hf_loop" and importlib.util.find_spec("transformers") is None:
-        pytest.skip("transformers is not installed")
+    for package in {"hf_loop": ["transformers"], "hf_trainer": ["transformers", "accelerate"]}.get(name, []):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
     arguments, tolerance = CASES[name]
     path = str(SCRIPTS / f"{name}.py")
     plain = python(path, *(a.replace("OUT", str(tmp_path / "plain.pt")) for a in arguments), cwd=tmp_path)

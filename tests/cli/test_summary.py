@@ -20,22 +20,28 @@ def text(watch: Watch) -> str:
 
 def test_a_step_belongs_to_whoever_computed_most_of_it() -> None:
     watch = Watch()
-    watch(Event("reference", {"reason": "it is new"}))
-    watch(Event("sync", {"operations": 3}))
-    watch(Event("sync", {"operations": 100}))
+    watch(Event("sync", {"operations": 3, "path": "reference"}))
+    watch(Event("sync", {"operations": 100, "path": "native"}))
     watch.end_step()
-    watch(Event("reference", {"reason": "it is new"}))
-    watch(Event("sync", {"operations": 100}))
+    watch(Event("sync", {"operations": 100, "path": "reference"}))
     watch.end_step()
+    watch.finish()
     assert [step.compiled for step in watch.steps] == [True, False]
 
 
 def test_what_it_says() -> None:
     watch = Watch(steps=[Step(5.0, False), *[Step(0.2, False)] * 2, *[Step(0.1, True)] * 6], syncs=9)
-    fields = {"seconds": 40.0, "operations": 412, "reason": "", "file": "/nowhere/a/b/train.py", "line": 24}
+    fields = {
+        "seconds": 40.0,
+        "operations": 412,
+        "again": False,
+        "reason": "new",
+        "file": "/nowhere/a/b/train.py",
+        "line": 24,
+    }
     watch.compiles.append(fields)
     watch(Event("read", {"method": "item", "seconds": 0.3, "file": "train.py", "line": 31, "library": ""}))
-    watch.reads[Place("item", "train.py", 31)].count = 9
+    watch.reads[Place(".item()", "train.py", 31)].count = 9
     watch.fallbacks[Place("aten::nonzero", "train.py", 40)] = Cost(9, 0.2, "/x/lib.py:3", "its result depends on data")
     lines = text(watch).splitlines()
     assert len(lines) <= 10
@@ -52,7 +58,7 @@ def test_what_it_says() -> None:
 def test_progress_is_a_line_in_a_log_and_leaves_stdout_alone() -> None:
     file = io.StringIO()
     progress, stdout = CompileProgress(Console(file=file, width=200)), sys.stdout
-    fields = {"operations": 412, "reason": "", "lines": ("a.py:1", "/nowhere/a/b/train.py:24")}
+    fields = {"operations": 412, "reason": "first time", "lines": ("a.py:1", "/nowhere/a/b/train.py:24")}
     for seconds in (41.0, 0.01):
         progress(Event("compiling", fields))
         progress(Event("compile", {**fields, "seconds": seconds}))
@@ -66,7 +72,7 @@ def test_progress_is_a_line_in_a_log_and_leaves_stdout_alone() -> None:
 
 def test_no_advice_about_what_costs_nothing() -> None:
     watch = Watch(steps=[Step(1.0, True)] * 9, syncs=9)
-    watch.reads[Place("item", "train.py", 31)] = Cost(9, 0.001)
+    watch.reads[Place(".item()", "train.py", 31)] = Cost(9, 0.001)
     assert "a wait in every step" not in text(watch)
 
 

@@ -11,8 +11,13 @@ from pathlib import Path
 
 import pytest
 
+import tarry
+from tarry.backends import registry
+from tarry.codegen.__main__ import main
 from tarry.codegen.model import Problem
+from tarry.codegen.naming import BUILT_IN_BACKENDS
 from tarry.codegen.reading import BackendYamlError, load_backend, read_backend
+from tarry.errors import BackendError
 from tests.codegen.yamls import PLAIN, SMALL, write
 
 ROOT = Path(__file__).parent.parent.parent
@@ -149,10 +154,6 @@ CASES: dict[str, tuple[str, list[tuple[int, int, str]]]] = {
     "overload left out": (HEAD + "supported:\n  - add\n", [(4, 5, "no operator 'add'.*Did you mean add")]),
     "namespace": (HEAD + "supported:\n  - aten::abs\n", [(4, 5, "no operator 'aten::abs'.*Did you mean abs")]),
     "capitals": (HEAD + "supported:\n  - ABS\n", [(4, 5, "Did you mean abs")]),
-    "twice in a list": (
-        HEAD + "supported:\n  - abs\n  - neg\n  - abs\n",
-        [(6, 5, "abs is listed twice under supported; first in line 4")],
-    ),
     "generated and written": (
         HEAD + "full_codegen:\n  - abs\nsupported:\n  - abs\n",
         [(6, 5, "abs is under supported and, in line 4, under full_codegen")],
@@ -430,3 +431,58 @@ def test_a_section_without_its_colon_is_one_error_at_that_line(tmp_path: Path) -
         broken = [*lines[:k], lines[k].removesuffix(":"), *lines[k + 1 :]]
         found = _errors(tmp_path, "\n".join(broken))
         assert [problem.position.line for problem in found] == [k + 1], (broken[k], [str(p) for p in found])
+
+
+# ---- what is no error, and what would take forever
+
+
+def test_an_operator_that_is_listed_twice_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """torchgen takes such files, and backends have shipped them."""
+    path = write(tmp_path, HEAD + "full_codegen:\n  - abs\n  - neg\n  - abs\nsupported:\n  - mm\n  - mm\n")
+    assert [node.name for node in load_backend(path).nodes] == ["abs", "neg"]
+    assert main(["-s", str(path), "-o", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().err
+    assert "6:5: warning: abs is listed twice under full_codegen; first in line 4" in said
+    assert "9:5: warning: mm is listed twice under supported; first in line 8" in said
+    assert (tmp_path / "out" / "nodes.py").read_text().count("class Abs(") == 1
+    assert main(["-s", str(write(tmp_path, path.read_text() + "  - nope\n")), "-o", str(tmp_path / "other")]) == 1
+    assert "1 error; nothing was written" in capsys.readouterr().err
+
+
+def test_thousands_of_mistakes(tmp_path: Path) -> None:
+    """Near names are looked up for the first of them; for all of them, it would take minutes."""
+    path = write(tmp_path, HEAD + "supported:\n" + "".join(f"  - add{k}.Tensr\n" for k in range(20_000)))
+    with pytest.raises(BackendYamlError) as raised:
+        load_backend(path)
+    assert len(raised.value.problems) == 20_000
+    assert "Did you mean" in str(raised.value.problems[0])
+
+
+def test_aliases_that_multiply(tmp_path: Path) -> None:
+    """Twelve levels of nine would be 282 billion entries."""
+    lists = [f"x{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 9)}]\n" for k in range(1, 12)]
+    maps = [f"y{k}: &b{k}\n  k{k}: 1\n  <<: [{', '.join([f'*b{k - 1}'] * 9)}]\n" for k in range(1, 12)]
+    text = HEAD + "x0: &a0 [abs]\ny0: &b0 {k: 1}\n" + "".join(lists + maps) + "supported: *a11\n<<: *b11\n"
+    with pytest.raises(BackendYamlError) as raised:
+        load_backend(write(tmp_path, text))
+    assert len(raised.value.problems) < 100
+    assert "an entry of supported is a list" in str(raised.value)
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN_BACKENDS))
+def test_a_backend_named_like_one_of_ours(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, HEAD + "supported:\n  - abs\n")
+    assert main(["-s", str(path), "-o", str(tmp_path / "out"), "--backend-name", name]) == 1
+    assert f"{name!r} is a backend that comes with tarry" in capsys.readouterr().err
+    with pytest.raises(BackendError, match="tarry has a backend of that name"):
+        tarry.register_backend(name, tarry.Backend)
+
+
+def test_the_names_of_our_backends_are_all_there() -> None:
+    assert frozenset(registry._BUILT_IN) == BUILT_IN_BACKENDS
+
+
+def test_the_yaml_of_a_device_that_we_have_a_backend_for(tmp_path: Path) -> None:
+    path = write(tmp_path, "backend: XLA\ncpp_namespace: torch_xla\nsupported:\n  - abs\n")
+    assert main(["-s", str(path), "-o", str(tmp_path / "out"), "-q"]) == 0
+    assert 'name = "torch_xla"' in (tmp_path / "out" / "backend.py").read_text()

@@ -68,3 +68,48 @@ def diagonal() -> CustomOp:
         return x.diagonal()
 
     return diagonal
+
+
+def multiply_(slope: float = 1.0) -> CustomOp:
+    """x *= y in place; returns the sum of the new x. The gradients are right if `slope` is 1."""
+
+    @tarry.custom_op("optest::multiply_", mutates_args=("x",), exist_ok=True)
+    def multiply_(x: Tensor, y: Tensor) -> Tensor: ...
+
+    @multiply_.impl()
+    def _(x, y):
+        return x.mul_(y).sum()
+
+    multiply_.impl_abstract()(lambda x, y: x.new_empty(()))
+    multiply_.impl_save_for_backward()(lambda inputs, output: (inputs.x, inputs.y))
+
+    @multiply_.impl_backward()
+    def _(ctx, saved, grad_sum, grad_x):
+        x, y = saved
+        return {"x": (grad_x + grad_sum) * y, "y": (grad_x + grad_sum) * x * slope}
+
+    return multiply_
+
+
+def scaled_pair() -> CustomOp:
+    """Takes a list, gives two results of which one has no gradient."""
+
+    @tarry.custom_op("optest::scaled_pair", exist_ok=True)
+    def scaled_pair(xs: list[Tensor], scale: float) -> tuple[Tensor, Tensor]: ...
+
+    @scaled_pair.impl()
+    def _(xs, scale):
+        return xs[0] * xs[1] * scale, xs[0].argsort()
+
+    @scaled_pair.impl_abstract()
+    def _(xs, scale):
+        return torch.empty_like(xs[0]), xs[0].new_empty(xs[0].shape, dtype=torch.int64)
+
+    scaled_pair.impl_save_for_backward()(lambda inputs, output: (inputs.xs, inputs.scale))
+
+    @scaled_pair.impl_backward([True, False])
+    def _(ctx, saved, grad, _):
+        (x, y), scale = saved
+        return {"xs": [grad * y * scale, grad * x * scale]}
+
+    return scaled_pair

@@ -10,6 +10,8 @@ from torch import Tensor
 
 import tarry
 from tarry.custom_ops import CustomOp
+from tarry.errors import CustomOpCheckError
+from tests.custom_ops import operators
 from tests.custom_ops.operators import cube
 
 USES_DEVICE = True
@@ -136,8 +138,91 @@ def test_no_python_runs_when_no_gradient_is_wanted(monkeypatch: pytest.MonkeyPat
         f(torch.ones(2, requires_grad=True))
 
 
-def test_forward_mode_is_refused_and_not_dropped() -> None:
-    with torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(torch.ones(2), torch.ones(2))
-        with pytest.raises(RuntimeError, match="jvp"):
-            cube()(dual)
+# ---- forward mode
+
+
+@pytest.mark.parametrize("device", ["cpu", "tarry"])
+def test_forward_mode_needs_a_backward_function_only(device: str) -> None:
+    op = cube()
+    x, t = torch.tensor([1.0, 2.0], device=device), torch.tensor([1.0, 10.0], device=device)
+    for mode in (torch.enable_grad, torch.no_grad):
+        with torch.autograd.forward_ad.dual_level(), mode():
+            dual = torch.autograd.forward_ad.make_dual(x, t)
+            assert torch.autograd.forward_ad.unpack_dual(op(dual)).tangent.tolist() == [3.0, 120.0]
+    assert torch.func.jacfwd(op)(x).tolist() == [[3.0, 0.0], [0.0, 12.0]]
+    assert torch.func.hessian(lambda x: op(x).sum())(x).tolist() == [[6.0, 0.0], [0.0, 12.0]]
+
+
+def test_forward_mode_by_finite_differences() -> None:
+    op = operators.scaled_pair()
+    inputs = [torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    assert torch.autograd.gradcheck(lambda x, y: op([x, y], 2.0), inputs, check_forward_ad=True)
+
+
+def test_forward_mode_is_refused_where_it_would_be_wrong() -> None:
+    x = torch.tensor([1.0, 2.0])
+    with pytest.raises(NotImplementedError, match="within forward-mode"):
+        torch.func.jacfwd(torch.func.jacfwd(cube()))(x)
+
+    @tarry.custom_op("optest::opaque")
+    def opaque(x: Tensor) -> Tensor: ...
+
+    opaque.impl("cpu")(torch.sin)
+    opaque.impl_abstract()(torch.empty_like)
+    with pytest.raises(RuntimeError, match="Autograd has not been implemented"):
+        torch.func.jvp(opaque, (x,), (x,))
+    opaque.impl_save_for_backward()(lambda inputs, output: inputs.x)
+    opaque.impl_backward()(lambda ctx, saved, grad: {"x": grad.detach() * saved.cos()})
+    with pytest.raises(NotImplementedError, match="backward function that can itself be differentiated"):
+        torch.func.jvp(opaque, (x,), (x,))
+
+
+# ---- writes and views
+
+
+@pytest.mark.parametrize("device", ["cpu", "tarry"])
+def test_the_gradient_of_a_write(device: str) -> None:
+    def run(multiply: Any) -> list[Any]:
+        a = torch.tensor([1.0, 2.0, 3.0], device=device, requires_grad=True)
+        b = torch.tensor([3.0, 4.0], device=device, requires_grad=True)
+        x = a * 2
+        total = multiply(x[1:], b)  # in place, through a view
+        (x * x).sum().add(total).backward()
+        assert a.grad is not None
+        assert b.grad is not None
+        return [x.tolist(), a.grad.tolist(), b.grad.tolist()]
+
+    op = operators.multiply_()
+    assert run(op) == run(lambda x, y: x.mul_(y).sum())
+    op.check(torch.randn(3), torch.randn(3))
+    assert torch.func.jvp(lambda x: op(x.clone(), x), (torch.ones(2),), (torch.ones(2),))[1].item() == 4.0
+    leaf = torch.ones(2, device=device, requires_grad=True)
+    with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
+        op(leaf, torch.ones(2, device=device) * 2)
+    assert leaf.tolist() == [1.0, 1.0]
+    shared = torch.ones(3, device=device, requires_grad=True) * 1
+    with pytest.raises(RuntimeError, match="x, which shares memory with y"):
+        op(shared[:2], shared[1:])
+    op(shared[:1], shared[2:])
+
+
+def test_a_wrong_gradient_of_a_write_is_found() -> None:
+    op = operators.multiply_(slope=2.0)
+    with pytest.raises(CustomOpCheckError, match="disagrees with finite differences"):
+        op.check(torch.randn(3), torch.randn(3))
+
+
+@pytest.mark.parametrize("device", ["cpu", "tarry"])
+def test_views_have_gradients_without_functions(device: str) -> None:
+    op = operators.diagonal()
+    x = torch.arange(9.0, device=device).reshape(3, 3).t().requires_grad_()
+    (op(x) ** 2).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == torch.diag(torch.tensor([0.0, 8.0, 16.0])).tolist()
+    leaf = torch.ones(3, 3, device=device, requires_grad=True)
+    changed = leaf * 1
+    op(changed).mul_(5)
+    changed.sum().backward()
+    assert leaf.grad is not None
+    assert leaf.grad.tolist() == (torch.ones(3, 3) + 4 * torch.eye(3)).tolist()
+    assert torch.func.jvp(op, (x.detach(),), (x.detach(),))[1].tolist() == [0.0, 4.0, 8.0]

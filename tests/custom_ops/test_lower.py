@@ -11,7 +11,8 @@ from torch import Tensor
 
 import tarry
 from tarry.custom_ops import CustomOp
-from tests.custom_ops.operators import axpy_
+from tarry.errors import CustomOpCheckError
+from tests.custom_ops.operators import axpy_, diagonal, multiply_
 from tests.support import fallbacks
 
 USES_DEVICE = True
@@ -144,11 +145,58 @@ def test_inductor_fuses_a_lowering() -> None:
     assert calls == []
 
 
+@pytest.mark.parametrize("kernel", [False, True])
+@pytest.mark.parametrize("backend", ["torchscript", "inductor"])
+def test_an_operator_that_writes(backend: str, kernel: bool) -> None:
+    tarry.set_backend(backend)
+    op = axpy_()
+    op.lower(backend, kernel=kernel)(lambda x, y, a: y + a * x)
+    two = multiply_()
+    two.lower(backend, kernel=kernel)(lambda x, y: ((x * y).sum(), x * y))
+    y = torch.ones(4, device="tarry")
+    op(torch.ones(2, device="tarry"), y[1:3], 3.0)
+    total = two(y, y + 1)
+    text = tarry.explain(total, y, stage="compiled")
+    assert "optest::axpy_" not in text.replace("tarry_lowered", "")
+    assert (total.item(), y.tolist()) == (44.0, [2.0, 20.0, 20.0, 2.0])
+    op.check(torch.randn(3), torch.randn(3), 2.0)
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+@pytest.mark.parametrize("backend", ["torchscript", "inductor"])
+def test_check_finds_a_wrong_lowering(backend: str, kernel: bool) -> None:
+    """Whatever backend is in use: the wrong values would come when the program takes over."""
+    tarry.set_backend("eager")
+    op = swish([])
+    op.lower("torchscript")(lambda x, beta: x * torch.sigmoid(beta * x))
+    op.check(torch.randn(4), 2.0)
+    other = axpy_()
+    other.lower(backend, kernel=kernel)(lambda x, y, a: y + a * x * 1.01)
+    with pytest.raises(CustomOpCheckError, match=f"lowering: for backend '{backend}', y has other values"):
+        other.check(torch.randn(3), torch.randn(3), 2.0)
+    assert tarry.get_backend().name == "eager"
+
+
+def test_check_finds_lowerings_that_are_not_used_or_raise() -> None:
+    op = swish([])
+    op.lower("torchscript")(lambda x, beta: x.sum())
+    with pytest.raises(CustomOpCheckError, match="decomposition of optest::swish is not used: it gives"):
+        op.check(torch.randn(4), 2.0)
+
+    def fail(x, beta):
+        raise ValueError("no")
+
+    other = axpy_()
+    other.lower("inductor", kernel=True)(fail)
+    with pytest.raises(CustomOpCheckError, match="lowering: for backend 'inductor', it raises"):
+        other.check(torch.randn(3), torch.randn(3), 2.0)
+
+
 def test_what_cannot_be_lowered() -> None:
     with pytest.raises(ValueError, match="runs the operator's own kernels"):
         swish([]).lower("eager")
-    with pytest.raises(ValueError, match="only a functional operator can be lowered"):
-        axpy_().lower("inductor")
+    with pytest.raises(ValueError, match="a view is no node of a graph"):
+        diagonal().lower("inductor")
 
     @tarry.custom_op("optest::bare")
     def bare(x: Tensor) -> Tensor: ...

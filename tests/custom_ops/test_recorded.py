@@ -190,16 +190,16 @@ def test_a_number_that_does_not_is_no_new_graph(backend: str, programs: int, wri
 
 
 def test_a_mistake_surfaces_at_its_line() -> None:
-    @tarry.custom_op("optest::picky")
-    def picky(x: Tensor) -> Tensor: ...
+    @tarry.custom_op("optest::choosy")
+    def choosy(x: Tensor) -> Tensor: ...
 
-    @picky.impl_abstract()
+    @choosy.impl_abstract()
     def _(x):
-        raise ValueError("picky takes matrices")
+        raise ValueError("choosy takes matrices")
 
-    picky.impl("cpu")(torch.clone)
-    with pytest.raises(ValueError, match="picky takes matrices"):
-        picky(torch.ones(2, device="tarry"))
+    choosy.impl("cpu")(torch.clone)
+    with pytest.raises(ValueError, match="choosy takes matrices"):
+        choosy(torch.ones(2, device="tarry"))
 
 
 def test_forced_to_run_eagerly() -> None:

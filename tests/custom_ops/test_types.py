@@ -84,6 +84,24 @@ def test_type(kind: str, writes: bool, backend: str) -> None:
     assert not tarry.metrics.counters().get("interpreted", 0)
 
 
+def test_everything_that_can_be_written_to(backend: str) -> None:
+    @tarry.custom_op("optest::every_write", mutates_args="unknown")
+    def every_write(w: list[Tensor | None], z: list[Tensor], y: Tensor | None, x: Tensor) -> None: ...
+
+    @every_write.impl("cpu")
+    def _(w, z, y, x):
+        for tensor in (*w, *z, y, x):
+            if tensor is not None:
+                tensor.add_(1)
+
+    every_write.impl_abstract()(lambda w, z, y, x: None)
+    tensors = [torch.zeros(2, device="tarry") for _ in range(4)]
+    every_write([tensors[0], None], [tensors[1]], tensors[2], tensors[3])
+    every_write([None], [], None, tensors[3][:1])
+    assert [t.tolist() for t in tensors] == [[1.0, 1.0]] * 3 + [[2.0, 1.0]]
+    assert not fallbacks()
+
+
 def test_a_device_is_the_real_one(backend: str) -> None:
     @tarry.custom_op("optest::placed")
     def placed(x: Tensor, device: torch.device) -> Tensor: ...

@@ -10,7 +10,10 @@ import unittest
 
 from tests.support.pool import Retire
 
-SUFFIXES = {"tarry": "PRIVATEUSE1", "cpu": "CPU"}
+SUFFIXES = {
+    "tarry": ("PRIVATEUSE1", "TARRY"),
+    "cpu": ("CPU",),
+}  # of classes; torch.testing learns the device's name late
 
 _classes: dict[str, type[unittest.TestCase]] = {}
 
@@ -27,10 +30,10 @@ def setup(folder: str, file: str, device: str, backend: str) -> None:
 
     tarry.set_backend(backend)
     module = importlib.import_module(file)
-    suffix = SUFFIXES[device]
     for name, value in vars(module).items():
-        if isinstance(value, type) and issubclass(value, unittest.TestCase) and name.endswith(suffix):
-            _classes[name.removesuffix(suffix)] = value
+        for suffix in SUFFIXES[device]:
+            if isinstance(value, type) and issubclass(value, unittest.TestCase) and name.endswith(suffix):
+                _classes[name.removesuffix(suffix)] = value
 
 
 def names(_: str) -> list[str]:

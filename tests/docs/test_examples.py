@@ -28,7 +28,12 @@ def test_there_are_examples() -> None:
 
 @pytest.mark.parametrize(("name", "source"), _examples(), ids=[name for name, _ in _examples()])
 def test_example(name: str, source: str) -> None:
-    exec(compile(source, name, "exec"), {"__name__": "example"})
+    try:
+        exec(compile(source, name, "exec"), {"__name__": "example"})
+    except ModuleNotFoundError as error:
+        if name.startswith("docs/frameworks.md"):  # an extra
+            pytest.skip(f"{error.name} is not installed")
+        raise
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -38,6 +38,23 @@ def _losses() -> list[float]:
     return found
 
 
+def test_generators_of_a_program_for_the_cpu() -> None:
+    """Samplers and loaders use them on the host, the program with tensors that it makes."""
+
+    def drawn() -> list[object]:
+        generator = torch.Generator().manual_seed(3)
+        loader = torch.utils.data.DataLoader(range(9), batch_size=3, shuffle=True, generator=generator)
+        first, _ = torch.utils.data.random_split(range(10), [4, 6], generator=generator)
+        batches = [batch.tolist() for batch in loader]
+        return [batches, list(first), torch.randn(3, generator=generator).tolist()]
+
+    expected = drawn()
+    tarry.set_backend("eager", device="cuda")
+    with tarry.lazy_mode("cpu"):
+        assert drawn() == expected
+        assert torch.rand(2, generator=torch.Generator()).device.type == "tarry"
+
+
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_a_program_for_cuda(backend: str) -> None:
     tarry.set_backend(backend, device="cuda", compile="wait")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -97,9 +99,13 @@ def test_torch_cuda() -> None:
     assert torch.cuda.is_available()
     assert (torch.cuda.device_count(), torch.cuda.current_device()) == (1, 0)
     assert torch.cuda.get_device_name("cuda:0") == "tarry"
-    assert torch.cuda.memory_allocated() == torch.cuda.max_memory_allocated("cuda") == 0
+    x = torch.ones(1000, device="cuda")
+    assert torch.cuda.max_memory_allocated("cuda") >= torch.cuda.memory_allocated() >= x.nbytes
+    assert "tarry:0" in torch.cuda.memory_summary()
     torch.cuda.manual_seed_all(3)
     torch.cuda.set_rng_state(torch.cuda.get_rng_state("cuda"), "cuda")
+    torch.cuda.random.set_rng_state_all(torch.cuda.random.get_rng_state_all())
+    assert torch.cuda.memory.memory_allocated() >= x.nbytes
     torch.cuda.empty_cache()
     with torch.cuda.device(0), torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda.current_stream().synchronize()
@@ -225,15 +231,32 @@ def test_a_program_without_devices() -> None:
         assert torch.empty(2).device.type == "meta"
 
 
+@pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.usefixtures("cpu")
-def test_loaders(workers: int) -> None:
+def test_loaders(workers: int, pinned: bool) -> None:
     x = torch.arange(6.0).reshape(6, 1)
     data = torch.utils.data.TensorDataset(x, x * 2)
-    loader = torch.utils.data.DataLoader(torch.utils.data.Subset(data, range(6)), batch_size=3, num_workers=workers)
+    subset = torch.utils.data.Subset(data, range(6))
+    loader = torch.utils.data.DataLoader(subset, batch_size=3, num_workers=workers, pin_memory=pinned)
     model = nn.Linear(1, 1)
     assert [(model(a) * 0 + b).flatten().tolist() for a, b in loader] == [[0, 2, 4], [6, 8, 10]]
     assert data.tensors[0] is x
+
+
+@pytest.mark.parametrize("source", ["cuda", "cpu"])
+def test_safetensors(source: Any, tmp_path: Path) -> None:
+    """Which reads a tensor by its address, once it has moved it to the CPU."""
+    with tarry.lazy_mode(source):
+        model = nn.Linear(3, 2).to(source)
+        safetensors.torch.save_file(model.state_dict(), tmp_path / "model.safetensors")
+        expected = model.weight.tolist()
+        loaded = safetensors.torch.load_file(tmp_path / "model.safetensors", device=source)
+        assert loaded["weight"].device.type == ("tarry" if source == "cuda" else "cpu")
+        model.load_state_dict(loaded)
+        assert model.weight.tolist() == expected
+        assert model.weight.device.type == "tarry"
+    assert safetensors.torch.load_file(tmp_path / "model.safetensors")["weight"].tolist() == expected
 
 
 @pytest.mark.usefixtures("cpu")

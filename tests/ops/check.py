@@ -167,8 +167,6 @@ class Checker:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 for sample in _pick(op, self.dtype, self.samples, requires_grad=mode == "backward"):
-                    if any(t.layout != torch.strided for t in _tensors((sample.input, sample.args, sample.kwargs))):
-                        continue  # sparse inputs are outside what the device holds; tests/programs checks the error
                     runners[mode](op, sample, outcome)
             if outcome.samples:
                 result.modes[mode] = outcome
@@ -213,8 +211,7 @@ class Checker:
             value = run(dev_inputs, self.device)
             # Reading inside the attempt: an error of a deferred operator counts as that operator's error.
             for tensor in _tensors((value, dev_inputs)):
-                if tensor.layout == torch.strided:
-                    tensor.detach().cpu()
+                tensor.detach().cpu()
             return value, dev_inputs
 
         actual = _attempt(on_device)

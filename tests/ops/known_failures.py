@@ -6,9 +6,7 @@ full name in the OpInfo database, or ``name@dtype`` when it fails for that dtype
 
 from __future__ import annotations
 
-KNOWN_FAILURES: dict[str, str] = {
-    "to_sparse": "tarry holds strided tensors only; the error says so",
-}
+KNOWN_FAILURES: dict[str, str] = {}
 
 
 def known_failure(op_name: str, dtype_name: str) -> str | None:

@@ -106,34 +106,6 @@ def test_host_scalars_mix() -> None:
     assert_same(x, torch.tensor([3.0, 3.0]))
 
 
-@tarry_only
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: torch.ones(2, 2, device=DEVICE).to_sparse(),
-        lambda: torch.sparse_coo_tensor(torch.tensor([[0]]), torch.tensor([1.0]), (2,), device=DEVICE),
-        lambda: torch.eye(2).to_sparse().to(DEVICE),
-        lambda: torch.ones(2, 2, device=DEVICE).to_sparse_csr(),
-        lambda: torch.zeros(2, layout=torch.sparse_coo, device=DEVICE),
-    ],
-    ids=["to_sparse", "constructor", "move", "csr", "factory"],
-)
-def test_sparse_gives_one_clear_error(make: Callable[[], object]) -> None:
-    with pytest.raises((RuntimeError, NotImplementedError)) as caught:
-        make()
-    text = str(caught.value)
-    assert "sparse" in text.lower()
-    assert "tarry" in text.lower()
-    assert len(text) < 800, "not a listing of dispatch keys"
-
-
-def test_sparse_gradients_of_embeddings_are_refused_or_dense() -> None:
-    embed = torch.nn.Embedding(4, 2, sparse=False).to(DEVICE)
-    embed(dev(torch.tensor([1, 2]))).sum().backward()
-    assert embed.weight.grad is not None
-    assert embed.weight.grad.layout == torch.strided
-
-
 # Errors that only the values can cause come when the graph runs: they name the line that recorded the operator.
 
 AT_RUN: dict[str, Callable[[Tensor], Tensor]] = {

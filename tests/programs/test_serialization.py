@@ -168,6 +168,19 @@ class Tied(nn.Module):
         self.head.weight = self.embed.weight
 
 
+def test_safetensors_opened_on_the_device(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch", reason="needs the safetensors package")
+    expected = torch.arange(6.0).reshape(2, 3)
+    safetensors.save_file({"a": expected}, tmp_path / "a.safetensors", metadata={"of": "a"})
+    for device in (DEVICE, torch.device(DEVICE), torch.device(DEVICE, 0) if DEVICE != "cpu" else "cpu"):
+        with safetensors.safe_open(tmp_path / "a.safetensors", framework="pt", device=device) as file:
+            assert (list(file.keys()), file.metadata()) == (["a"], {"of": "a"})
+            assert file.get_slice("a").get_shape() == [2, 3]
+            assert_same(file.get_slice("a")[:1], expected[:1])
+            assert_same(file.get_tensor("a"), expected)
+        assert_same(safetensors.load_file(tmp_path / "a.safetensors", device=device), {"a": expected})
+
+
 def test_tied_weights_through_a_checkpoint() -> None:
     net = Tied().to(DEVICE)
     state = torch.load(_saved(net.state_dict()))

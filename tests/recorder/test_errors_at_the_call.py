@@ -424,3 +424,13 @@ def test_what_is_checked_about_a_matrix_is_checked_on_the_matrix(name: str) -> N
     found = getattr(torch.linalg, name)(matrix.to("tarry"), check_errors=True)
     expected = getattr(torch.linalg, name)(matrix, check_errors=True)
     torch.testing.assert_close([t.cpu() for t in found], list(expected))
+
+
+def test_a_source_that_is_too_short_for_a_known_mask_raises_at_the_call() -> None:
+    x, mask = torch.zeros(2, 4, device=DEVICE), torch.tensor([True, False, True, True], device=DEVICE)
+    for call in (torch.masked_scatter, torch.Tensor.masked_scatter_):
+        with pytest.raises(RuntimeError, match="Number of elements of source < number of ones in mask"):
+            call(x, mask, torch.ones(5, device=DEVICE))
+    assert torch.equal(x.cpu(), torch.zeros(2, 4))
+    expected = torch.zeros(2, 4).masked_scatter_(mask.cpu(), torch.arange(6.0))
+    assert torch.equal(x.masked_scatter_(mask, torch.arange(6.0).to(DEVICE)).cpu(), expected)

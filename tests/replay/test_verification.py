@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tarry
+from tarry.replay import capture
 from tarry.replay.verification import MEAN_GAP, Verification
-from tarry.replay.watch import Watch
 from tests.replay.hostile_places import Hidden
 from tests.support import tarry_only
 
@@ -75,8 +75,8 @@ def test_wrong_settings(wrong: dict[str, Any]) -> None:
         tarry.compile(lambda x: x, **wrong)
 
 
-def test_a_call_that_does_the_same_is_not_described_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The native comparison is enough: with random numbers, gradients, and batches that come from the host."""
+def test_the_graph_of_a_call_that_does_the_same_is_not_described_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The structures are compared: with random numbers, gradients, and batches that come from the host."""
     model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2)).to("tarry")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
@@ -91,7 +91,7 @@ def test_a_call_that_does_the_same_is_not_described_in_python(monkeypatch: pytes
     for _ in range(3):
         step({"x": torch.randn(4, 3)})
     described: list[Any] = []
-    monkeypatch.setattr(Watch, "judge", lambda *args: described.append(args))
+    monkeypatch.setattr(capture, "Recorded", lambda *args: described.append(args))
     for _ in range(5):
         step({"x": torch.randn(4, 3)})
     assert step.verified == 5, step.explain()

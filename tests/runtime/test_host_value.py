@@ -15,6 +15,22 @@ USES_DEVICE = True
 
 Make = Callable[[str], Tensor]
 
+
+def _doubled(x: Tensor) -> Tensor:
+    return x.add_(x)
+
+
+def _raised_from(x: Tensor, first: int) -> Tensor:
+    x[first:].add_(1)
+    return x
+
+
+def _old_and_new(x: Tensor) -> Tensor:
+    old = x * 1
+    x.mul_(2)
+    return old * 100 + x
+
+
 KNOWN: dict[str, Make] = {
     "factory": lambda d: torch.arange(3, 9, 2, device=d),
     "packed": lambda d: (torch.arange(16, device=d).reshape(2, 8).diff() != 1).cumsum(-1)[:, -1],
@@ -24,6 +40,9 @@ KNOWN: dict[str, Make] = {
     "numbers": lambda d: torch.full((2, 2), 7, dtype=torch.int32, device=d) * 3 - 1,
     "a write": lambda d: torch.arange(4, device=d).add_(1),
     "triangle": lambda d: torch.ones(4, 4, dtype=torch.bool, device=d).tril(-1),
+    "a write that reads what it writes": lambda d: _doubled(torch.arange(4, device=d)),
+    "a write to a part": lambda d: _raised_from(torch.arange(4, device=d), 1),
+    "a write beside the old contents": lambda d: _old_and_new(torch.arange(4, device=d)),
 }
 
 
@@ -41,22 +60,11 @@ def test_they_are_those_of_the_device_and_nothing_is_cut(name: str) -> None:
     assert torch.equal(tensor.cpu(), expected), "it is still pending, and comes out the same"
 
 
-def _doubled(x: Tensor) -> Tensor:
-    return x.add_(x)
-
-
-def _raised_from(x: Tensor, first: int) -> Tensor:
-    x[first:].add_(1)
-    return x
-
-
 UNKNOWN: dict[str, Make] = {
     "a tensor's contents": lambda d: torch.tensor([1, 2]).to(d) + torch.arange(2, device=d),
     "contents further up": lambda d: (torch.arange(4, device=d) + torch.tensor([1, 2, 3, 4]).to(d) * 0).sum() > 1,
     "floating point": lambda d: torch.arange(4, device=d).float().sin() > 0,
     "a draw": lambda d: torch.randint(0, 9, (4,), device=d),
-    "a write that reads what it writes": lambda d: _doubled(torch.arange(4, device=d)),
-    "a write to a part": lambda d: _raised_from(torch.arange(4, device=d), 1),
     "an index": lambda d: torch.arange(4, device=d)[torch.tensor([3, 0])],
     "too much": lambda d: torch.arange(1 << 20, device=d) + 1,
     "done already": lambda d: torch.tensor(5).to(d),

@@ -145,7 +145,7 @@ def _mark_overwrites(instructions: list[dict[str, Any]], inputs: int, writable: 
         if made["kind"] in ("view", "move") and made["sources"][0] in owner:
             owner[made["targets"][0]] = owner[made["sources"][0]]
         elif made["kind"] == "kernel":
-            may_write = writable.get(made.pop("name"))
+            may_write = writable.get(made["name"])
             written = [
                 register
                 for k, register in enumerate(made["sources"])

@@ -30,7 +30,8 @@ _MEANINGS = {
     "recorder": "tarry does it: allocation, views, copies",
     "data-dependent": "its shape depends on data: runs eagerly on the real device, and ends the step's graph",
     "falls back": "runs on the real device within the step, unless one of `decompositions()` takes it apart",
-    "missing": "of a layout that tarry does not have (sparse, nested, quantized)",
+    "opaque": "of sparse and nested tensors: runs eagerly on the real device, and ends the step's graph",
+    "missing": "of tensors that tarry does not have (quantized): a call of it raises",
 }
 
 
@@ -52,7 +53,7 @@ def emit_coverage(made: Coverage, command: str) -> str:
         "",
         *_listed(made),
     ]
-    for status in ("native", "declared", "falls back", "data-dependent", "decomposes", "recorder", "missing"):
+    for status in ("native", "declared", "falls back", "data-dependent", "decomposes", "recorder", "opaque", "missing"):
         if groups[status]:
             lines += [f"## {status.capitalize()}", "", _paragraph(groups[status]), ""]
     return "\n".join(lines)
@@ -67,6 +68,8 @@ def _status(entry: OpEntry, made: Coverage) -> str:
         return "recorder"
     if entry.kind is Kind.DECOMPOSE:
         return "decomposes"
+    if entry.kind is Kind.OPAQUE:
+        return "opaque"
     if entry.kind is Kind.UNSUPPORTED:
         return "missing"
     if entry.dynamic:

@@ -29,6 +29,13 @@ class KernelSpec:
     schema: LazySchema
     listed: tuple[str, ...]
     is_autograd: bool = False
+    view: str = ""
+    """Of an operator that copies a view: the view, which is what graphs have."""
+
+    @property
+    def graph_names(self) -> tuple[str, ...]:
+        """The operators whose kernel it is."""
+        return (self.schema.name, self.view) if self.view else (self.schema.name,)
 
     @property
     def function(self) -> str:
@@ -66,7 +73,7 @@ def _parameter(name: str) -> str:
 def emit_kernels(specs: Sequence[KernelSpec], command: str) -> str:
     """The module of generated kernels."""
     bodies = "\n\n".join(_kernel(spec) for spec in specs)
-    rows = [(spec.schema.qualified_name, spec.function) for spec in specs]
+    rows = _rows(specs, "")
     lines = [
         header(
             command,
@@ -117,9 +124,8 @@ def _kernel(spec: KernelSpec) -> str:
         for argument in spec.schema.arguments
         if argument.name.isidentifier()
     ]
-    body = call("return backend.builtin", [f'"{spec.schema.qualified_name}"', *passed], "    ")
-    if not spec.schema.returns:
-        body = body.replace("return ", "", 1)
+    head_of_call = "return backend.builtin" if spec.schema.returns else "backend.builtin"
+    body = call(head_of_call, [f'"{spec.schema.qualified_name}"', *passed], "    ")
     return f"{head}\n{docstring(spec.summary)}\n{body}\n"
 
 
@@ -211,5 +217,11 @@ def _impl_import(module: str) -> list[str]:
 
 
 def _table(name: str, specs: Sequence[KernelSpec], summary: str) -> str:
-    rows = [(spec.schema.qualified_name, f"kernels.{spec.function}") for spec in specs]
-    return table(name, "dict[str, Kernel]", rows, summary)
+    return table(name, "dict[str, Kernel]", _rows(specs, "kernels."), summary)
+
+
+def _rows(specs: Sequence[KernelSpec], prefix: str) -> list[tuple[str, str]]:
+    """Each operator with its kernel. A view that is listed itself has its own."""
+    made = {f"aten::{spec.view}": f"{prefix}{spec.function}" for spec in specs if spec.view}
+    made |= {spec.schema.qualified_name: f"{prefix}{spec.function}" for spec in specs}
+    return sorted(made.items())

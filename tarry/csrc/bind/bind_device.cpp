@@ -1,9 +1,12 @@
-#include "bind/bind_device.h"
-
 #include <torch/csrc/Generator.h>
+#include <torch/csrc/utils/pybind.h>
 
+#include "bind/bind.h"
 #include "core/generator.h"
 #include "device/hooks.h"
+#include "device/host_memory.h"
+#include "device/profiler.h"
+#include "record/provenance.h"
 
 namespace py = pybind11;
 
@@ -21,13 +24,79 @@ void call_synchronize(c10::DeviceIndex index) {
   }
 }
 
+PyObject* memory_info_callable = nullptr; // likewise
+
+std::pair<size_t, size_t> call_memory_info(c10::DeviceIndex index) {
+  py::gil_scoped_acquire gil;
+  return py::handle(memory_info_callable)(static_cast<int>(index)).cast<std::pair<size_t, size_t>>();
+}
+
+using MemoryRow = std::tuple<bool, int, uint64_t, int64_t, int64_t, std::string, int>;
+
+MemoryRow memory_row(const MemoryEvent& event) {
+  const auto [file, line] = site_location(event.site);
+  return {event.is_alloc, event.device, event.address, event.bytes, event.microseconds, file, line};
+}
+
 c10::DeviceIndex narrow(int64_t index) {
   return static_cast<c10::DeviceIndex>(-1 <= index && index < kMaxDevices ? index : kMaxDevices);
+}
+
+// Whether a tensor is one of the step counts that PyTorch's optimizers keep on the host.
+bool is_counter(const at::Tensor& tensor) {
+  const auto dtype = tensor.scalar_type();
+  return (dtype == at::kFloat || dtype == at::kDouble) && tensor.layout() == at::kStrided && tensor.device().is_cpu() &&
+      tensor.numel() == 1 && !tensor.is_neg() && !tensor.unsafeGetTensorImpl()->is_python_dispatch() && !tensor.requires_grad() &&
+      !tensor.is_inference();
+}
+
+// Not by operators, which would take longer, and which a replay would take for the user's.
+std::vector<double> read_counters(const std::vector<at::Tensor>& counters) {
+  std::vector<double> values;
+  values.reserve(counters.size());
+  for (const at::Tensor& counter : counters) {
+    if (!is_counter(counter)) {
+      return {};
+    }
+    values.push_back(counter.scalar_type() == at::kFloat ? *counter.const_data_ptr<float>() : *counter.const_data_ptr<double>());
+  }
+  return values;
+}
+
+// Adds one to each, and gives the values that all have then: several may share memory, which counts once for each.
+std::vector<double> advance_counters(const std::vector<at::Tensor>& counters) {
+  for (const at::Tensor& counter : counters) {
+    TORCH_CHECK(is_counter(counter));
+    if (counter.scalar_type() == at::kFloat) {
+      *counter.mutable_data_ptr<float>() += 1; // in the counter's own precision, as an operator would
+    } else {
+      *counter.mutable_data_ptr<double>() += 1;
+    }
+    counter.unsafeGetTensorImpl()->bump_version();
+  }
+  return read_counters(counters);
+}
+
+void write_counters(const std::vector<at::Tensor>& counters, const std::vector<double>& values) {
+  TORCH_CHECK(counters.size() == values.size());
+  for (size_t i = 0; i < counters.size(); ++i) {
+    const at::Tensor& counter = counters[i];
+    TORCH_CHECK(is_counter(counter));
+    if (counter.scalar_type() == at::kFloat) {
+      *counter.mutable_data_ptr<float>() = static_cast<float>(values[i]);
+    } else {
+      *counter.mutable_data_ptr<double>() = values[i];
+    }
+    counter.unsafeGetTensorImpl()->bump_version();
+  }
 }
 
 } // namespace
 
 void bind_device(py::module& m) {
+  register_profiler();
+  py::class_<DeviceTime>(m, "DeviceTime", "While it lives, a profiler takes what happens for work of the device.")
+      .def(py::init<>());
   m.def("device_count", [] { return static_cast<int>(device_count()); });
   m.def("set_device_count", &set_device_count, py::arg("count"));
   m.def("current_device", [] { return static_cast<int>(current_device()); });
@@ -40,7 +109,37 @@ void bind_device(py::module& m) {
       "default_generator",
       [](int64_t index) { return py::reinterpret_steal<py::object>(THPGenerator_Wrap(default_generator(narrow(index)))); },
       py::arg("index") = -1);
+  m.def("read_counters", &read_counters, "The values of an optimizer's step counts; none if one is no plain number on the host.");
+  m.def("advance_counters", &advance_counters);
+  m.def("write_counters", &write_counters);
   m.def("derive_seed", &derive_seed, py::arg("seed"), py::arg("offset"));
+  m.def(
+      "set_memory_info",
+      [](py::object callable) {
+        Py_XDECREF(std::exchange(memory_info_callable, callable.release().ptr()));
+        set_memory_info(&call_memory_info);
+      },
+      py::arg("callable"), "Sets what tells free and total memory: callable(device_index).");
+  m.def("memory_info", [](int64_t index) { return memory_info(checked_device(narrow(index))); }, py::arg("index"));
+  m.def(
+      "count_memory", [](int64_t index) { return static_cast<int>(exchange_counted_device(static_cast<c10::DeviceIndex>(index))); },
+      py::arg("index"),
+      "From now on this thread's allocations on the CPU are the device's (-1: nobody's). Returns whose they were.");
+  m.def(
+      "set_memory_limit", [](int64_t index, int64_t bytes) { set_memory_limit(narrow(index), bytes); }, py::arg("index"),
+      py::arg("bytes"));
+  m.def("keep_memory_history", &keep_memory_history, py::arg("entries"));
+  m.def("memory_history", [] {
+    const MemoryHistory history = memory_history();
+    std::pair<std::vector<MemoryRow>, std::vector<MemoryRow>> rows; // what happened; what is allocated
+    for (const MemoryEvent& event : history.events) {
+      rows.first.push_back(memory_row(event));
+    }
+    for (const auto& each : history.live) {
+      rows.second.push_back(memory_row(each.second));
+    }
+    return rows;
+  });
   m.def(
       "set_synchronize",
       [](py::object callable) {

@@ -1,16 +1,70 @@
-// Programs that run without Python, as backends make them.
-#include "bind/bind_program.h"
+// Programs that run without Python, as backends make them, and what tarry uses of PyTorch's JIT. No other source includes the JIT's
+// headers for Python: they take longer to compile than all of tarry's own.
+#include <ATen/ops/empty_strided.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/jit/runtime/interpreter.h>
 
 #include <unordered_set>
 
+#include "bind/bind.h"
 #include "execute/captured.h"
 #include "execute/executor.h"
-#include "bind/jit.h"
 
 namespace py = pybind11;
 
 namespace tarry {
 namespace {
+
+using OutputType = std::tuple<std::vector<int64_t>, std::vector<int64_t>, c10::ScalarType>; // sizes, strides, dtype
+
+// A TorchScript graph, run by the interpreter as it is.
+class ScriptProgram final : public Program {
+ public:
+  ScriptProgram(
+      const std::shared_ptr<torch::jit::Graph>& graph, std::vector<size_t> numbers, std::vector<size_t> returned,
+      std::vector<OutputType> types)
+      : code_(graph->copy(), "tarry_step"),
+        numbers_(std::move(numbers)),
+        returned_(std::move(returned)),
+        types_(std::move(types)) {}
+
+  std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const std::vector<c10::IValue>& numbers) const override {
+    torch::jit::Stack stack;
+    stack.reserve(inputs.size() + numbers_.size());
+    for (at::Tensor& input : inputs) {
+      stack.emplace_back(std::move(input));
+    }
+    inputs.clear();
+    for (const size_t index : numbers_) {
+      stack.push_back(numbers.at(index));
+    }
+    torch::jit::InterpreterState(code_).run(stack);
+    const auto tuple = stack.back().toTuple();
+    const auto& results = tuple->elements();
+    std::vector<at::Tensor> outputs(types_.size());
+    for (size_t i = 0; i < returned_.size(); ++i) {
+      at::Tensor& output = outputs[returned_[i]];
+      output = results[i].toTensor();
+      if (!output.defined()) { // kernels leave out some results that meta kernels promise; nothing can depend on them
+        const auto& [sizes, strides, dtype] = types_[returned_[i]];
+        output = at::empty_strided(sizes, strides, dtype);
+      }
+    }
+    return outputs;
+  }
+
+ private:
+  torch::jit::Code code_;
+  std::vector<size_t> numbers_;
+  std::vector<size_t> returned_;
+  std::vector<OutputType> types_; // of the outputs
+};
+
+std::shared_ptr<Program> script_program(
+    const py::object& graph, std::vector<size_t> numbers, std::vector<size_t> returned, std::vector<OutputType> types) {
+  return std::make_shared<ScriptProgram>(
+      graph.cast<std::shared_ptr<torch::jit::Graph>>(), std::move(numbers), std::move(returned), std::move(types));
+}
 
 // A register among the arguments of an operator: ("register", number).
 std::optional<uint32_t> register_in(py::handle argument) {
@@ -75,6 +129,7 @@ LaunchList::Instruction instruction_from(const py::dict& given) {
   } else if (kind == "kernel") {
     made.kind = Kind::Kernel;
     made.kernel = reinterpret_cast<void*>(given["address"].cast<uintptr_t>()); // NOLINT: from dlsym
+    made.name = "tarry::kernel " + (given.contains("name") ? given["name"].cast<std::string>() : "of an older program");
     made.integers = given["integers"].cast<std::vector<uint32_t>>();
     const size_t taken = made.sources.size() + made.integers.size();
     TORCH_CHECK(taken <= LaunchList::kMaxPointers, "tarry: a kernel of ", taken, " pointers");
@@ -133,10 +188,7 @@ void set_graph(
   parts.captured = reinterpret_cast<void*>(captured);               // NOLINT
   parts.generators = std::move(generators);
   parts.seeds = std::move(seeds);
-  parts.owner = std::shared_ptr<void>(owner.release().ptr(), [](void* object) {
-    py::gil_scoped_acquire acquire;
-    Py_DECREF(static_cast<PyObject*>(object));
-  });
+  parts.owner = kept_object(std::move(owner));
   parts.addresses = std::move(addresses);
   parts.written = std::move(written);
   for (const auto& [dtype, indices] : vectors) {
@@ -172,6 +224,14 @@ std::vector<std::optional<at::Tensor>> run_captured(
 }
 
 } // namespace
+
+py::object to_python(const c10::IValue& value) {
+  return torch::jit::toPyObject(value);
+}
+
+c10::IValue from_python(py::handle object, const c10::TypePtr& type) {
+  return torch::jit::toIValue(object, type);
+}
 
 void bind_program(py::module& m) {
   py::class_<Program, std::shared_ptr<Program>>(m, "Program", "A compiled program that runs without Python.");

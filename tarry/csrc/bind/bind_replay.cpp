@@ -1,16 +1,13 @@
 // Replays and their guards, as Python sees them.
-#include "bind/bind_replay.h"
-
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "core/generator.h"
 #include "replay/guard.h"
 #include "replay/host_reads.h"
-#include "bind/jit.h"
+#include "bind/bind.h"
 #include "core/numbers.h"
 #include "record/provenance.h"
 #include "replay/replay.h"
-#include "replay/verify.h"
 
 namespace py = pybind11;
 
@@ -110,14 +107,6 @@ py::object arm(Replay& replay, const py::list& leaves, const std::vector<double>
     results.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(tensor))));
   }
   return results;
-}
-
-py::object expect(const std::shared_ptr<Replay>& replay, const py::list& leaves, const std::vector<double>& numbers) {
-  auto arguments = tensors_in(leaves);
-  if (const auto reason = replay->refusal(arguments)) {
-    return py::str(*reason);
-  }
-  return py::cast(std::make_unique<Expectation>(replay, std::move(arguments), numbers));
 }
 
 void bind_guards(py::module& m) {
@@ -258,19 +247,14 @@ static void bind_snapshots(py::module& m) {
 void bind_replay(py::module& m) {
   bind_traces(m);
   bind_snapshots(m);
-  py::class_<Expectation>(m, "Expectation", "What a call will do if it does what its replay would do.")
-      .def("met", &Expectation::met)
-      .def_property_readonly("gradient_serials", &Expectation::gradient_serials)
-      .def_property_readonly("random_position", &Expectation::random);
   py::class_<Replay, std::shared_ptr<Replay>>(m, "Replay", "A step that can be made pending again without being recorded.")
       .def(
           py::init(&make_replay), py::kw_only(), py::arg("snapshot"), py::arg("sources"), py::arg("targets"), py::arg("results"),
           py::arg("gradients"), py::arg("holders"), py::arg("hosts"), py::arg("written"), py::arg("kept"), py::arg("seeds"),
           py::arg("draws"), py::arg("numbers"))
       .def(
-          "expect", &expect,
-          "What a call will do if it does what a replay with these arguments and numbers would do; or a string "
-          "that says why the step cannot be replayed now.")
+          "refusal", [](const Replay& replay, const py::list& leaves) { return replay.refusal(tensors_in(leaves)); },
+          "Why the step cannot be replayed now, if so.")
       .def("arm", &arm, "The results, pending; or a string that says why the step cannot be replayed now.")
       .def_property_readonly("batch", [](Replay& replay) { return replay.batch(); });
 }

@@ -4,24 +4,26 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 
-#include "execute/batch.h"
-#include "bind/bind_device.h"
-#include "bind/bind_program.h"
-#include "bind/bind_replay.h"
+#include <algorithm>
+
+#include "bind/bind.h"
 #include "record/custom_op.h"
+#include "core/gil.h"
 #include "execute/async_step.h"
+#include "execute/callbacks.h"
+#include "execute/event_log.h"
 #include "execute/executor.h"
 #include "execute/host_value.h"
 #include "core/fault.h"
 #include "device/hooks.h"
-#include "bind/jit.h"
+#include "device/lend.h"
 #include "record/host_mode.h"
 #include "record/memory.h"
 #include "core/numbers.h"
 #include "core/switches.h"
-#include "execute/outline.h"
+#include "record/modules.h"
+#include "record/opaque.h"
 #include "record/provenance.h"
-#include "execute/raw_graph.h"
 #include "record/probe.h"
 #include "execute/serve.h"
 #include "record/record.h"
@@ -31,35 +33,13 @@ namespace py = pybind11;
 namespace tarry {
 namespace {
 
-py::tuple key_of(const Hash128& hash) {
-  return py::make_tuple(hash.hi, hash.lo);
-}
-
-// A Python object that may be let go of on any thread.
-std::shared_ptr<void> kept_object(py::object object) {
-  return std::shared_ptr<void>(object.release().ptr(), [](void* kept) {
-    py::gil_scoped_acquire acquire;
-    Py_DECREF(static_cast<PyObject*>(kept));
-  });
-}
-
-void recover_from(Batch& batch, py::object error, const std::vector<int64_t>& update, bool lost) {
-  WriteLog log;
-  if (lost) {
-    for (const at::Tensor& input : batch.own_inputs()) {
-      if (input.defined() && !input.is_meta()) {
-        log.add(input);
-      }
-    }
-  }
-  try {
-    PyErr_SetObject(py::type::of(error).ptr(), error.ptr());
-    throw python_error();
-  } catch (...) {
-    batch.recover(update, log, current_lane());
-    PyErr_Clear();
-  }
-}
+// Functions of the Python runtime, kept for the life of the process.
+struct Callbacks {
+  PyObject *sync = nullptr, *batch = nullptr, *failure = nullptr, *diagnose = nullptr, *fallback = nullptr, *read = nullptr,
+           *value = nullptr, *flush = nullptr;
+};
+Callbacks callbacks;
+bool keeps_frames = false; // of tarry, in errors
 
 void begin_writes(const std::vector<at::Tensor>& inputs) {
   fault_point();
@@ -73,16 +53,26 @@ TORCH_LIBRARY_FRAGMENT(tarry, m) {
   m.def("begin_writes(Tensor[] inputs) -> ()", &begin_writes);
 }
 
-DeviceState& state_of(int device) {
-  return device_state(static_cast<c10::DeviceIndex>(device));
+void bind_custom_op(py::module& m) {
+  py::class_<CustomOpKernels>(m, "CustomOpKernels", "The native kernels of a custom operator, registered while it lives.")
+      .def(py::init<const std::string&, const std::string&>(), py::arg("qualname"), py::arg("rule"));
+  py::class_<RecordedWhole>(m, "RecordedWhole", "Has an operator recorded as one node, while it lives.")
+      .def(py::init<const std::string&>(), py::arg("qualname"));
+  m.def(
+      "forget_operator", py::overload_cast<const std::string&>(&forget_operator),
+      "What was learned of an operator no longer holds: its shapes are inferred, and graphs with it compiled, anew.");
 }
 
 void bind_settings(py::module& m) {
   m.def("register_operator", &register_operator);
+  m.def("refuse_operator", &refuse_operator);
+  m.def("register_layouts", &register_layouts);
   m.def(
       "set_callbacks",
-      [](py::object sync, py::object batch, py::object failure, py::object diagnose, py::object fallback, py::object read) {
-        set_callbacks({sync.ptr(), batch.ptr(), failure.ptr(), diagnose.ptr(), fallback.ptr(), read.ptr()});
+      [](py::object sync, py::object batch, py::object failure, py::object diagnose, py::object fallback, py::object read,
+         py::object value, py::object flush) {
+        const auto take = [](py::object& object) { return object.release().ptr(); };
+        callbacks = {take(sync), take(batch), take(failure), take(diagnose), take(fallback), take(read), take(value), take(flush)};
       });
   m.def("set_real_device", [](int index, const std::string& device) {
     set_real_device(static_cast<c10::DeviceIndex>(index), c10::Device(device));
@@ -93,11 +83,22 @@ void bind_settings(py::module& m) {
   m.def("set_small_call", &set_small_call);
   m.def("set_max_pending_bytes", &set_max_pending_bytes);
   m.def("set_forced_eager", &set_forced_eager);
-  m.def("set_keeps_frames", &set_keeps_frames);
+  m.def("set_keeps_frames", [](bool keeps) { keeps_frames = keeps; });
   m.def("set_host_mode", &set_host_mode);
   m.def("set_region", &set_region);
-  m.def("add_internal_path", &add_internal_path);
+  m.def("set_file_judge", [](py::object judge) { set_file_judge(judge.ptr()); });
+  m.def("set_module_namer", [](py::object type, py::object namer) { set_module_namer(type.ptr(), namer.ptr()); });
+  m.def("name_modules", &name_modules);
+  m.def("forget_module", &forget_module);
+  m.def("frame_variables", [](py::object type) { return py::reinterpret_steal<py::object>(frame_variables(type.ptr())); });
   m.def("current_site", [] { return site_location(current_site()); });
+  m.def(
+      "current_place",
+      [] {
+        const PlaceText place = describe_place(current_place());
+        return py::make_tuple(place.file, place.line, place.library, place.module);
+      },
+      "Where this thread is: the user's file and line, the library's line that it has called, the module.");
 }
 
 py::dict counters_of(int device) {
@@ -127,8 +128,8 @@ py::dict counters_of(int device) {
     }
   }
   std::map<std::string, uint64_t> fallbacks;
-  for (const auto& [place, count] : executor.served.fallbacks) {
-    fallbacks["fallback/" + place.first->name] += count;
+  for (const auto& [place, counted] : executor.served.fallbacks) {
+    fallbacks["fallback/" + place.first->name] += counted.count;
   }
   for (const auto& [name, count] : fallbacks) {
     result[name.c_str()] = count;
@@ -137,6 +138,14 @@ py::dict counters_of(int device) {
     result["run_ahead_off"] = executor.counts.no_cores;
   }
   return result;
+}
+
+double seconds_of(const decltype(ServedCounts::fallbacks)& fallbacks) {
+  double total = 0;
+  for (const auto& each : fallbacks) {
+    total += each.second.seconds;
+  }
+  return total;
 }
 
 void bind_counters(py::module& m) {
@@ -155,13 +164,13 @@ void bind_counters(py::module& m) {
         auto& state = state_of(device);
         std::lock_guard<std::mutex> guard(state.mutex);
         py::list found;
-        for (const auto& [place, count] : state.executor->served.fallbacks) {
+        for (const auto& [place, counted] : state.executor->served.fallbacks) {
           const auto [file, line] = site_location(place.second);
-          found.append(py::make_tuple(place.first->name, file, line, count));
+          found.append(py::make_tuple(place.first->name, file, line, site_module(place.second), counted.count, counted.seconds));
         }
         return found;
       },
-      "Operators that ran eagerly, as counted here: name, file, line, how often.");
+      "Operators that ran eagerly, as counted here: name, file, line, module, how often, for how many seconds.");
   m.def(
       "seconds",
       [](int device) {
@@ -174,7 +183,7 @@ void bind_counters(py::module& m) {
           result["execute"] = served.execute_seconds;
         }
         if (!served.fallbacks.empty()) {
-          result["fallback"] = served.fallback_seconds;
+          result["fallback"] = seconds_of(served.fallbacks);
         }
         return result;
       },
@@ -200,7 +209,11 @@ void bind_counters(py::module& m) {
 void bind_values(py::module& m) {
   m.def("materialise", [](const at::Tensor& tensor) {
     py::gil_scoped_release release;
-    return materialise(tensor, "sync").detach(); // see Batch::inputs
+    std::vector<at::Tensor> parts = strided_parts(tensor);
+    for (at::Tensor& part : parts) {
+      part = materialise(part, "sync").detach(); // see Batch::inputs
+    }
+    return is_opaque(tensor) ? with_parts(tensor, parts) : parts[0];
   });
   m.def(
       "host_value",
@@ -213,16 +226,20 @@ void bind_values(py::module& m) {
   m.def("slice_storage", [](const at::Tensor& bytes, int64_t start, int64_t nbytes) {
     return py::reinterpret_steal<py::object>(torch::createPyObject(c10::Storage(slice_storage(bytes, start, nbytes))));
   });
+  m.def("lend", &lend, py::arg("tensor"), py::arg("keep") = false, py::call_guard<py::gil_scoped_release>());
   m.def("swap_storages", [](const at::Tensor& left, const at::Tensor& right) {
     py::gil_scoped_release release;
     swap_storages(left, right);
   });
   m.def("is_pending", [](const at::Tensor& tensor) {
     TORCH_CHECK(is_tarry(tensor), "tarry: expected a tensor on device 'tarry', but got one on '", tensor.device(), "'");
-    TarryStorage* storage = storage_of(tensor.unsafeGetTensorImpl());
-    TORCH_CHECK(storage, "tarry: this tensor has no storage on device 'tarry' (it is sparse, say)");
-    std::lock_guard<std::mutex> guard(storage->state->mutex);
-    return static_cast<bool>(storage->value.node);
+    const std::vector<at::Tensor> parts = strided_parts(tensor);
+    return std::any_of(parts.begin(), parts.end(), [](const at::Tensor& part) {
+      TarryStorage* storage = storage_of(part.unsafeGetTensorImpl());
+      TORCH_CHECK(storage, "tarry: this tensor was made from a raw pointer");
+      std::lock_guard<std::mutex> guard(storage->state->mutex);
+      return static_cast<bool>(storage->value.node);
+    });
   });
 }
 
@@ -358,103 +375,127 @@ void bind_serving(py::module& m) {
   m.def("was_served", &was_served, "Whether the program of a structure was run without Python since that was last asked.");
 }
 
-void bind_structures(py::module& m) {
-  py::class_<Outline>(m, "Outline")
-      .def_property_readonly("key", [](const Outline& outline) { return key_of(outline.key); })
-      .def_property_readonly("integers", [](const Outline& outline) { return outline.integers; })
-      .def_property_readonly("ranks", [](const Outline& outline) { return outline.ranks; })
-      .def_property_readonly("comes_again", [](const Outline& outline) { return outline.comes_again; })
-      .def("same", &Outline::same, "Whether they differ in integers only.");
-  py::class_<SizeTemplate>(m, "SizeTemplate")
-      .def(py::init([](std::vector<uint32_t> symbols, const RawPolynomials& polynomials, std::vector<uint32_t> places) {
-        return SizeTemplate{std::move(symbols), to_polynomials(polynomials), std::move(places)};
-      }))
-      .def("match", [](const SizeTemplate& self, const Outline& outline) { return self.match(outline.integers); });
-  py::class_<Structure, std::shared_ptr<Structure>>(m, "Structure")
-      .def_property(
-          "key", [](const Structure& s) { return key_of(s.key); },
-          [](Structure& s, std::pair<uint64_t, uint64_t> key) { std::tie(s.key.hi, s.key.lo) = key; }, "Tests make keys collide.");
-}
-
-py::list numbers_of(const Batch& batch) {
-  py::list result;
-  for (const c10::IValue& number : batch.numbers()) {
-    result.append(to_python(number));
+py::dict fields_of(const LoggedEvent& event) {
+  static const char* const paths[] = {"reference", "native", "replayed"};
+  const PlaceText place = describe_place(event.place);
+  const std::string reason = reason_text(event.reason);
+  py::dict fields;
+  fields["file"] = place.file;
+  fields["line"] = place.line;
+  fields["library"] = place.library;
+  fields["module"] = place.module;
+  fields["seconds"] = event.seconds;
+  fields["device"] = static_cast<int>(event.device);
+  if (event.kind == LoggedEvent::Kind::Read) {
+    fields["method"] = reason;
+    return fields;
   }
-  return result;
+  fields["reason"] = reason;
+  fields["operations"] = event.operations;
+  fields["path"] = paths[static_cast<int>(event.kind)];
+  fields["start"] = perf_counter(event.began);
+  fields["record_seconds"] = seconds_between(event.began, event.begin);
+  fields["wait_seconds"] = event.wait_seconds;
+  fields["execute_seconds"] = event.execute_seconds;
+  return fields;
 }
 
-void commit(Batch& batch, std::vector<std::optional<at::Tensor>> results) {
-  std::vector<at::Tensor> outputs;
-  for (auto& result : results) {
-    outputs.push_back(result ? std::move(*result) : at::Tensor());
-  }
-  py::gil_scoped_release release;
-  batch.commit_results(std::move(outputs));
-}
-
-void bind_batch(py::module& m) {
-  py::class_<Batch, std::shared_ptr<Batch>>(m, "Batch")
-      .def_property_readonly("key", [](const Batch& batch) { return key_of(batch.key); })
-      .def_property_readonly("num_operations", &Batch::operations)
-      .def_property_readonly("num_inputs", &Batch::leaves)
-      .def_property_readonly(
-          "is_small", [](const Batch& batch) { return is_small(batch); }, "No program pays for it: see set_small_step.")
-      .def("place", [](const Batch& batch) { return key_of(batch.place()); })
-      .def_property_readonly("num_outputs", [](const Batch& batch) { return batch.roots.size(); })
-      .def_property_readonly("device", [](const Batch& batch) { return static_cast<int>(batch.state->index); })
-      .def("switches_are_set", [](const Batch& batch) { return are_recorded_switches(batch); })
-      .def(
-          "inputs",
-          [](Batch& batch, const std::vector<int64_t>& update, bool preserve) {
-            batch.state->executor->speculator.drop();
-            return batch.inputs(update, preserve);
-          },
-          py::arg("update") = std::vector<int64_t>(), py::arg("preserve") = false)
-      .def(
-          "recover", &recover_from, py::arg("error"), py::arg("update"), py::arg("lost"),
-          "A program in Python has failed. `lost`: inputs that it updates where they are may be half-written.")
-      .def("own_inputs", &Batch::own_inputs)
-      .def("numbers", &numbers_of)
-      .def(
-          "raw",
-          [](const Batch& batch, const std::optional<std::vector<int64_t>>& integers) {
-            return raw_graph(batch, integers ? &*integers : nullptr);
-          },
-          py::arg("integers") = py::none(), "The graph as plain data; with other integers than its own, if given (see Outline).")
-      .def("outline", [](const Batch& batch) { return std::make_unique<Outline>(batch); })
-      .def("positions", &Batch::positions)
-      .def("structure", [](const Batch& batch) { return std::make_shared<Structure>(batch); })
-      .def("matches", &Batch::matches)
-      .def_property(
-          "unawaited", [](const Batch& batch) { return batch.mode == Batch::Mode::MayOverlap; },
-          [](Batch& batch, bool unawaited) { batch.mode = unawaited ? Batch::Mode::MayOverlap : Batch::Mode::Awaited; },
-          "No thread needs a value of it now.")
-      .def(
-          "run",
-          [](const std::shared_ptr<Batch>& batch, const std::shared_ptr<Program>& program, const std::vector<int64_t>& update,
-             const std::vector<int64_t>& symbols, bool preserve, py::object diagnose) {
-            std::shared_ptr<void> kept = batch->mode == Batch::Mode::MayOverlap ? kept_object(std::move(diagnose)) : nullptr;
-            py::gil_scoped_release release;
-            return batch->state->executor->run(batch, program, update, symbols, preserve, std::move(kept));
-          },
-          py::arg("program"), py::arg("update"), py::arg("symbols"), py::arg("preserve"), py::arg("diagnose"))
-      .def("interpret", &Batch::interpret, py::arg("interruptible"), py::call_guard<py::gil_scoped_release>())
-      .def("commit", &commit);
-  m.def("collect", [](int device) { return collect(state_of(device)); });
-  m.def("peek", &peek);
-  py::class_<PlainDispatch>(m, "PlainDispatch", "While it lives, operators of this thread are kernels and nothing else.")
-      .def(py::init<>());
+void bind_event_log(py::module& m) {
+  m.def("set_logging", &set_logging, "Whether events that happen without Python are kept for take_events().");
+  m.def(
+      "take_events",
+      []() -> py::tuple {
+        const LoggedEvents taken = take_events();
+        py::list found;
+        for (const LoggedEvent& event : taken.events) {
+          const double time = perf_counter(event.begin) + event.seconds;
+          found.append(
+              py::make_tuple(event.kind == LoggedEvent::Kind::Read ? "read" : "sync", fields_of(event), time, event.thread));
+        }
+        return py::make_tuple(found, taken.lost);
+      },
+      "What was logged since the last time: kind, fields, time and thread of each; and how many more were overwritten.");
 }
 
 } // namespace
 
-PyObject* batch_object(std::shared_ptr<Batch> batch) {
-  return py::cast(std::move(batch)).release().ptr();
+std::shared_ptr<void> kept_object(py::object object) {
+  return std::shared_ptr<void>(object.release().ptr(), [](void* kept) {
+    py::gil_scoped_acquire acquire;
+    Py_DECREF(static_cast<PyObject*>(kept));
+  });
 }
 
-PyObject* rethrower(std::exception_ptr error) {
-  return py::cpp_function([error = std::move(error)] { std::rethrow_exception(error); }).release().ptr();
+// ---- calls into the Python runtime
+
+namespace {
+
+py::tuple place_tuple(const Place& place) {
+  const PlaceText at = describe_place(place);
+  return py::make_tuple(at.file, at.line, at.library, at.module);
+}
+
+// Calls it under the GIL. The runtime's frames are taken out of an error, whose traceback then ends at the user's line; an assertion
+// of tarry's own keeps them.
+template <typename... Arguments>
+py::object call(PyObject* callback, const Arguments&... arguments) {
+  TORCH_CHECK(callback, "tarry: the runtime is not initialised; import tarry first");
+  try {
+    return py::handle(callback)(arguments...);
+  } catch (py::error_already_set& error) {
+    error.restore();
+    if (!keeps_frames && !error.matches(PyExc_AssertionError)) {
+      PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
+      PyErr_Fetch(&type, &value, &traceback);
+      Py_XDECREF(traceback);
+      PyException_SetTraceback(value, Py_None);
+      PyErr_Restore(type, value, nullptr);
+    }
+    throw_python_error();
+  }
+}
+
+} // namespace
+
+void call_sync(c10::DeviceIndex device, const char* reason, bool awaited) {
+  const Gil gil;
+  call(callbacks.sync, static_cast<int>(device), reason, awaited);
+}
+
+void hand_over(std::shared_ptr<Batch> batch, const char* reason) {
+  const Gil gil;
+  call(callbacks.batch, std::move(batch), reason);
+}
+
+void report_failure(const char* error) {
+  const Gil gil;
+  call(callbacks.failure, error);
+}
+
+void diagnose(std::shared_ptr<Batch> batch, void* diagnose, std::exception_ptr error) {
+  const Gil gil;
+  const py::cpp_function rethrow([error = std::move(error)] { std::rethrow_exception(error); });
+  call(callbacks.diagnose, std::move(batch), py::handle(static_cast<PyObject*>(diagnose)), rethrow);
+}
+
+void report_fallback(const std::string& op, const char* reason, const Place& place, double seconds) {
+  const Gil gil;
+  call(callbacks.fallback, op, reason, place_tuple(place), seconds);
+}
+
+void report_read(const char* method, int device, const Place& place, double seconds) {
+  const Gil gil;
+  call(callbacks.value, method, device, place_tuple(place), seconds);
+}
+
+void request_flush() {
+  const Gil gil;
+  call(callbacks.flush);
+}
+
+at::Tensor read_backend_data(const at::Tensor& stand_in) {
+  const Gil gil;
+  return call(callbacks.read, stand_in).cast<at::Tensor>().detach(); // see Batch::inputs
 }
 
 } // namespace tarry
@@ -471,6 +512,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_values(m);
   bind_steps(m);
   bind_serving(m);
-  bind_structures(m);
+  bind_event_log(m);
   bind_batch(m);
 }

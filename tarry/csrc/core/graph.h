@@ -15,6 +15,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -121,6 +122,13 @@ enum class Contents : uint8_t {
   Failed, // could not be computed: reading raises `failure` until all of it is overwritten
 };
 
+// Who looks at a storage's data from outside of tarry (device/lend.h). While anybody does, nothing that reads or writes the storage is
+// recorded.
+struct Loans {
+  std::atomic<int64_t> count{0};
+  bool has_memory = false; // which one all look at is decided: under the lock of lend()
+};
+
 struct TarryStorage final : c10::StorageImpl {
   TarryStorage(DeviceState* state, const Layout* home, size_t nbytes);
   TarryStorage(DeviceState* state, const Layout* home, size_t nbytes, at::DataPtr address); // one that a lazy clone shares
@@ -129,6 +137,8 @@ struct TarryStorage final : c10::StorageImpl {
 
   // Takes on another home layout and its size; the caller sets the contents.
   void become(const Layout* layout);
+  void
+  note_stored(); // after each change of `data` or `home`: counts what is stored. Under the lock, or before anybody knows the storage
 
   DeviceState* const state;
   const uint64_t serial; // no two storages of a process have the same; later ones have greater ones
@@ -145,6 +155,9 @@ struct TarryStorage final : c10::StorageImpl {
   // Once it was pending, a storage has a weak reference to itself until it is released: without any, c10 would delete it without
   // looking whether a thread that holds the device's lock has taken a weak reference meanwhile.
   bool keeps_count = false;
+  std::shared_ptr<Loans> loans; // null if nobody outside of tarry has ever looked at `data`
+  at::Tensor lent;              // such a look that lasts as long as the storage
+  bool is_lent() const { return loans && loans->count.load(std::memory_order_acquire) > 0; }
   TarryStorage** claim = nullptr; // the root of the batch in flight that will fill this storage, to be cleared on death
   // Links of the device's list of pending storages.
   TarryStorage* previous = nullptr;
@@ -153,6 +166,7 @@ struct TarryStorage final : c10::StorageImpl {
  private:
   void leave();
   bool released_ = false;
+  int64_t stored_ = 0; // what it adds to DeviceBytes::stored
 };
 
 using StoragePtr = c10::intrusive_ptr<TarryStorage>;
@@ -163,9 +177,10 @@ constexpr uint32_t kNever = UINT32_MAX;
 
 // What the device's tensors would hold in eager, and what pending work holds besides: see memory.h.
 struct DeviceBytes {
-  std::atomic<int64_t> live{0}; // the only one that is not guarded by the device's lock
-  uint64_t epoch = 0;           // of the two below
-  int64_t pinned = 0;           // at most: what has read a leaf may be dead
+  std::atomic<int64_t> live{0};   // of all storages. This one and the next are not guarded by the device's lock
+  std::atomic<int64_t> stored{0}; // of those that hold real memory
+  uint64_t epoch = 0;             // of the two below
+  int64_t pinned = 0;             // at most: what has read a leaf may be dead
   int64_t peak = 0;
 };
 
@@ -185,9 +200,10 @@ struct DeviceState {
   const c10::DeviceIndex index;
   std::mutex mutex;
   TarryStorage* pending = nullptr;
-  uint64_t epoch = 1;           // what is recorded between two cuts
-  uint32_t position = 0;        // of the next node in this epoch
-  std::vector<NodePtr> history; // nodes of an executed step by position, free to be used again
+  uint64_t epoch = 1;                          // what is recorded between two cuts
+  uint32_t position = 0;                       // of the next node in this epoch
+  std::chrono::steady_clock::time_point began; // when the first was recorded
+  std::vector<NodePtr> history;                // nodes of an executed step by position, free to be used again
   ska::flat_hash_map<Hash128, std::unique_ptr<Signature>, HashOfHash> signatures;
   // Of custom operators: a call with its numbers, to the call's hash with the shapes that they make of it.
   ska::flat_hash_map<Hash128, Hash128, HashOfHash> shapes_by_numbers;
@@ -206,7 +222,7 @@ struct DeviceState {
 DeviceState& device_state(c10::DeviceIndex index);
 // Null if it is not one of ours: made from a raw pointer, or a slice of one (kernels.cpp).
 TarryStorage* as_tarry(c10::StorageImpl* storage);
-// Null if the tensor has no storage of ours: it is sparse, or was made from a raw pointer.
+// Null if the tensor has no storage of ours: it is sparse (record/opaque.h), or was made from a raw pointer.
 TarryStorage* storage_of(const c10::TensorImpl* tensor);
 
 [[noreturn]] void refuse_bounds(const Layout* view, const Layout* home);
@@ -246,6 +262,8 @@ at::Tensor materialise(const at::Tensor& tensor, const char* reason);
 at::Tensor materialise_for_reading(const at::Tensor& tensor, const char* reason);
 // As above, for writing: nothing else sees the buffer.
 at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason);
+// As above; with `is_shared`, others may see the buffer, and shall see what is written.
+at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason, bool is_shared);
 at::Tensor clone_exactly(const at::Tensor& tensor); // same strides
 at::Tensor alias(const at::Tensor& tensor);         // another tensor over the same storage, as detach() makes it
 at::Tensor view_as_layout(const at::Tensor& home, const Layout* layout);

@@ -1,4 +1,4 @@
-// Equal numbers, and the numbers of a node: inputs of its graph, and no part of its identity. In the order of the raw graph (raw_graph.h).
+// Equal numbers, and the numbers of a node: inputs of its graph, and no part of its identity. In the order of the raw graph (bind/bind_batch.cpp).
 #pragma once
 
 #include <vector>

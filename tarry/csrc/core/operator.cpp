@@ -93,7 +93,24 @@ Operator* intern(const c10::OperatorHandle& handle, uint32_t flags) {
 struct RecordingKernel final : c10::OperatorKernel {
   explicit RecordingKernel(Operator* op) : op(op) {}
   void operator()(const c10::OperatorHandle& /*handle*/, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
+    if (!op->counts_versions) {
+      return record(*op, stack);
+    }
+    const size_t count = op->arguments.size();
+    c10::SmallVector<c10::IValue, 1> written;
+    for (size_t i = 0; i < count; ++i) {
+      if (op->arguments[i].is_mutable) {
+        written.push_back((*stack)[stack->size() - count + i]);
+      }
+    }
     record(*op, stack);
+    for (const c10::IValue& list : written) {
+      for (const c10::IValue& item : list.toListRef()) {
+        if (!item.toTensor().is_inference()) {
+          item.toTensor().unsafeGetTensorImpl()->bump_version();
+        }
+      }
+    }
   }
   Operator* op;
 };
@@ -123,6 +140,7 @@ Operator::Operator(c10::OperatorHandle h, uint32_t flags) : handle(h), flags(fla
     takes_numbers = takes_numbers || kind == ArgKind::Number || kind == ArgKind::NumberList;
     arguments.push_back({kind, is_mutable, is_optional(argument.type())});
   }
+  counts_versions = mutates && name.rfind("aten::_foreach_", 0) == 0;
   // Integers beside tensors are sizes, which shape inference tells. An operator that neither gives nor changes a tensor
   // acts by a side effect or reads data.
   bool has_tensor = false, only_known = true;

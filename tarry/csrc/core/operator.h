@@ -60,7 +60,9 @@ struct Operator {
   Hash128 hash;
   std::vector<Argument> arguments;
   bool mutates = false;
-  bool has_out = false;   // mutable arguments given by keyword only (out=), which it may resize
+  bool has_out = false; // mutable arguments given by keyword only (out=), which it may resize
+  // Of tensors in lists no kernel of autograd counts the versions; those of a device do, so that backward() finds a saved tensor changed.
+  bool counts_versions = false;
   bool recordable = true; // its results are known before it runs, but for the tensors' contents
   bool takes_numbers = false;
   int generator_argument = -1;
@@ -81,7 +83,8 @@ Operator* find_operator(const c10::OperatorHandle& handle);
 Operator* find_operator(const char* name, const char* overload);
 // As if the operator had been removed and defined anew: something about it has changed.
 void forget_operator(const c10::OperatorHandle& handle);
-// Notes the flags of an operator of the table and registers the recording kernel for it, unless it has a kernel of its own.
+// Notes the flags of an operator of the table and registers the recording kernel for it, unless it has a kernel of its own (or of
+// PyTorch's).
 // False for an unknown name (of another torch version).
 bool register_operator(const std::string& name, uint32_t flags, bool has_kernel);
 

@@ -8,13 +8,16 @@
 #include <array>
 #include <atomic>
 #include <typeinfo>
+#include <utility>
 
 #include "execute/executor.h"
 #include "execute/host_value.h"
 #include "core/graph.h"
 #include "device/hooks.h"
+#include "device/host_memory.h"
 #include "record/memory.h"
-#include "record/record.h"
+#include "execute/callbacks.h"
+#include "execute/serve.h"
 #include "replay/replay.h"
 
 namespace tarry {
@@ -126,6 +129,14 @@ void TarryStorage::become(const Layout* layout) {
   state->bytes.live += static_cast<int64_t>(layout->nbytes) - static_cast<int64_t>(home->nbytes);
   home = layout;
   set_nbytes(layout->nbytes);
+  note_stored();
+}
+
+void TarryStorage::note_stored() {
+  const int64_t now = data.defined() && !data.is_meta() ? static_cast<int64_t>(home->nbytes) : 0;
+  if (now != stored_) {
+    state->bytes.stored.fetch_add(now - std::exchange(stored_, now), std::memory_order_relaxed);
+  }
 }
 
 void TarryStorage::leave() {
@@ -137,6 +148,7 @@ void TarryStorage::leave() {
   }
   Graveyard graveyard;
   state->bytes.live.fetch_sub(static_cast<int64_t>(home->nbytes), std::memory_order_relaxed);
+  state->bytes.stored.fetch_sub(std::exchange(stored_, 0), std::memory_order_relaxed);
   std::lock_guard<std::mutex> guard(state->mutex);
   if (claim) {
     *claim = nullptr;
@@ -148,6 +160,7 @@ void TarryStorage::leave() {
   }
   drop_leaf(this, graveyard);
   graveyard.tensors.push_back(std::move(data));
+  graveyard.tensors.push_back(std::move(lent));
   graveyard.failures.push_back(std::move(failure));
 }
 
@@ -243,6 +256,7 @@ at::Tensor make_uninitialised(DeviceState& state, const Layout* layout) {
 
 at::Tensor wrap_real(DeviceState& state, at::Tensor real) {
   PlainDispatch plain;
+  const CountedMemory counted(state.index);
   mark_used();
   const Layout* layout = layout_of(real.unsafeGetTensorImpl());
   if (!layout->dense || real.storage().nbytes() != layout->nbytes || real.storage().use_count() != 1 || real.is_conj() ||
@@ -252,6 +266,7 @@ at::Tensor wrap_real(DeviceState& state, at::Tensor real) {
   }
   auto storage = c10::make_intrusive<TarryStorage>(&state, layout, layout->nbytes);
   storage->data = std::move(real);
+  storage->note_stored();
   return make_tensor(state, layout, std::move(storage));
 }
 
@@ -268,6 +283,7 @@ void fill_from(at::Tensor& real, const at::Tensor& source) {
 
 at::Tensor upload(DeviceState& state, const at::Tensor& source) {
   PlainDispatch plain;
+  const CountedMemory counted(state.index);
   auto real = at::empty_strided(
       source.sizes(), source.is_non_overlapping_and_dense() ? source.strides() : source.contiguous().strides(),
       source.options().device(real_device(state.index)));
@@ -293,6 +309,7 @@ void set_pending(TarryStorage* storage, NodePtr node, uint32_t output, Graveyard
   }
   storage->mutable_data_ptr(); // a lazy clone that is written gets an address of its own
   storage->value = {std::move(node), output};
+  storage->note_stored();
 }
 
 void set_data(TarryStorage* storage, at::Tensor data, Graveyard& graveyard) {
@@ -310,6 +327,7 @@ void set_data(TarryStorage* storage, at::Tensor data, Graveyard& graveyard) {
     graveyard.failures.push_back(std::move(storage->failure));
   }
   storage->data = std::move(data);
+  storage->note_stored();
 }
 
 void set_failed(TarryStorage* storage, FailurePtr failure, Graveyard& graveyard) {
@@ -373,19 +391,20 @@ at::Tensor settled_data(TarryStorage* storage, const char* reason) {
     request_sync(storage->state->index, reason);
   }
   const Layout* home = storage->home;
+  const CountedMemory counted(storage->state->index);
   auto fresh = at::empty_strided(
       home->sizes, home->strides, at::TensorOptions().dtype(home->dtype).device(real_device(storage->state->index)));
   Graveyard graveyard;
   std::lock_guard<std::mutex> guard(storage->state->mutex);
   if (storage->contents() == Contents::Uninitialised) {
     storage->data = fresh;
+    storage->note_stored();
   }
   return fresh;
 }
 
 constexpr const char* kNotOurs =
-    "tarry: this tensor has no storage on device 'tarry': it is sparse, or was made from a raw pointer. tarry supports strided "
-    "tensors that PyTorch allocated";
+    "tarry: this tensor has no storage on device 'tarry': it was made from a raw pointer. Copy it to the device instead";
 
 at::Tensor settle(TarryStorage* storage, const char* reason) {
   at::Tensor data = settled_data(storage, reason);
@@ -399,6 +418,8 @@ at::Tensor settle(TarryStorage* storage, const char* reason) {
     std::lock_guard<std::mutex> guard(storage->state->mutex);
     if (!storage->value.node) {
       set_data(storage, data, graveyard);
+      storage->loans.reset(); // those see the memory of the device that was behind this one before
+      graveyard.tensors.push_back(std::move(storage->lent));
     }
   }
   return data;
@@ -439,6 +460,15 @@ at::Tensor materialise_for_reading(const at::Tensor& tensor, const char* reason)
 }
 
 at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason) {
+  TarryStorage* storage = storage_of(tensor.unsafeGetTensorImpl());
+  TORCH_CHECK(storage, kNotOurs);
+  std::unique_lock<std::mutex> lock(storage->state->mutex);
+  const bool is_lent = storage->is_lent();
+  lock.unlock();
+  return materialise_for_write(tensor, reason, is_lent);
+}
+
+at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason, bool is_shared) {
   PlainDispatch plain;
   TarryStorage* storage = storage_of(tensor.unsafeGetTensorImpl());
   TORCH_CHECK(storage, kNotOurs);
@@ -452,7 +482,8 @@ at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason) {
     storage->mutable_data_ptr();   // see set_pending()
   }
   // This handle and the storage's own: any other owner would see the write.
-  if (backends_own || data.use_count() > 2 || data.storage().use_count() > 1) {
+  if (!is_shared && (backends_own || data.use_count() > 2 || data.storage().use_count() > 1)) {
+    const CountedMemory counted(storage->state->index);
     at::Tensor copy = at::empty_strided(data.sizes(), data.strides(), data.options());
     copy.copy_(data);
     Graveyard graveyard;

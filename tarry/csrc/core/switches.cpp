@@ -9,7 +9,7 @@
 
 #include "device/hooks.h"
 #include "execute/batch.h"
-#include "record/record.h"
+#include "execute/serve.h"
 
 namespace tarry {
 namespace {

@@ -1,5 +1,5 @@
 // The allocators that PyTorch expects a device to have. Neither holds memory: a tarry storage owns a tensor of the real
-// device, and pinned host memory belongs to the GPU if there is one.
+// device, and pinned host memory belongs to the GPU if there is one (else to host_memory.cpp).
 #include <ATen/Context.h>
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/Allocator.h>
@@ -14,13 +14,18 @@
 #include <malloc.h>
 #endif
 
+#include "core/graph.h"
 #include "device/hooks.h"
+#include "device/host_memory.h"
+#include "record/memory.h"
 
 namespace tarry {
 namespace {
 
-// Not "initialized", which makes torch.accelerator.memory_stats(), empty_cache() and the like do nothing.
-struct NoDeviceMemory final : c10::DeviceAllocator {
+// The memory is the real device's: the GPU's allocator counts it, or host_memory.h.
+struct DeviceMemory final : c10::DeviceAllocator {
+  using Stats = c10::CachingDeviceAllocator::DeviceStats;
+
   c10::DataPtr allocate(size_t) override {
     // The recorder makes all storages. A plain one with a pointer would be taken for one of its own later on.
     TORCH_CHECK(
@@ -31,12 +36,63 @@ struct NoDeviceMemory final : c10::DeviceAllocator {
   void copy_data(void*, const void*, size_t) const override {
     TORCH_CHECK(false, "tarry: memory on the device has no address to copy from or to");
   }
-  bool initialized() override { return false; }
-  void emptyCache(c10::MempoolId_t) override {}
-  void recordStream(const c10::DataPtr&, c10::Stream) override {}
-  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override { return {}; }
-  void resetAccumulatedStats(c10::DeviceIndex) override {}
-  void resetPeakStats(c10::DeviceIndex) override {}
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t pool) override {
+    for (c10::DeviceIndex i = 0; i < device_count(); ++i) {
+      if (auto* gpu = gpu_of(i)) {
+        return gpu->emptyCache(pool); // that of all GPUs
+      }
+    }
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
+  }
+  void recordStream(const c10::DataPtr&, c10::Stream) override {} // nothing is freed before what uses it has run
+  Stats getDeviceStats(c10::DeviceIndex given) override {
+    const c10::DeviceIndex index = checked_device(given);
+    auto* gpu = gpu_of(index);
+    Stats stats = gpu ? gpu->getDeviceStats(real_device(index).index()) : on_host(index);
+    auto& allocated = stats.allocated_bytes[0];
+    allocated.current += promised_bytes(device_state(index));
+    allocated.peak = std::max(allocated.peak, allocated.current);
+    return stats;
+  }
+  void resetAccumulatedStats(c10::DeviceIndex index) override {
+    auto* gpu = gpu_of(checked_device(index));
+    gpu ? gpu->resetAccumulatedStats(real_device(index).index()) : reset_accumulated(checked_device(index));
+  }
+  void resetPeakStats(c10::DeviceIndex index) override {
+    auto* gpu = gpu_of(checked_device(index));
+    gpu ? gpu->resetPeakStats(real_device(index).index()) : reset_peak(checked_device(index));
+  }
+  // Not marked as an override: torch 2.11 may lack it.
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex index) { return memory_info(checked_device(index)); }
+
+ private:
+  // The GPU's allocator, if a GPU is behind the device and has been used.
+  static c10::DeviceAllocator* gpu_of(c10::DeviceIndex index) {
+    const c10::Device real = real_device(index);
+    auto* found = real.is_cuda() ? dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(real.type())) : nullptr;
+    return found && found->initialized() ? found : nullptr;
+  }
+
+  static Stats on_host(c10::DeviceIndex index) {
+    const HostMemoryStats host = host_memory_stats(index);
+    c10::CachingAllocator::Stat bytes, blocks;
+    bytes.current = host.allocated;
+    bytes.peak = host.peak;
+    bytes.allocated = host.ever_allocated;
+    bytes.freed = host.ever_freed;
+    blocks.current = host.blocks;
+    blocks.peak = host.blocks_peak;
+    blocks.allocated = host.blocks_ever;
+    blocks.freed = host.blocks_freed;
+    Stats stats;
+    stats.allocated_bytes[0] = stats.reserved_bytes[0] = stats.active_bytes[0] = stats.requested_bytes[0] = bytes;
+    stats.allocation[0] = stats.segment[0] = stats.active[0] = blocks;
+    stats.num_ooms = host.out_of_memory;
+    return stats;
+  }
 };
 
 struct HostMemory final : at::HostAllocator {
@@ -70,7 +126,7 @@ struct HostMemory final : at::HostAllocator {
 } // namespace
 
 c10::Allocator* pinned_memory_allocator() {
-  return at::hasCUDA() ? at::detail::getCUDAHooks().getPinnedMemoryAllocator() : c10::GetCPUAllocator();
+  return at::hasCUDA() ? at::detail::getCUDAHooks().getPinnedMemoryAllocator() : counted_pinned_allocator();
 }
 
 void keep_freed_memory(size_t bytes) {
@@ -83,8 +139,9 @@ void keep_freed_memory(size_t bytes) {
 }
 
 void register_allocators() {
+  install_host_memory();
   // Leaked, as PyTorch keeps bare pointers to both.
-  c10::SetAllocator(c10::DeviceType::PrivateUse1, new NoDeviceMemory());
+  c10::SetAllocator(c10::DeviceType::PrivateUse1, new DeviceMemory());
   at::setHostAllocator(c10::DeviceType::PrivateUse1, new HostMemory());
 }
 

@@ -1,6 +1,7 @@
 // Composite operators that PyTorch would decompose badly on a custom device: they are decomposed here as they would be on
 // the real device, so that its fused kernels are reached.
 #include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_fused_sdp_choice.h>
@@ -11,11 +12,14 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/histc.h>
+#include <ATen/ops/sum.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include <limits>
 
+#include "execute/executor.h"
 #include "record/record.h"
 
 namespace tarry {
@@ -46,6 +50,23 @@ std::optional<at::Tensor> additive_mask(const std::optional<at::Tensor>& mask, c
 
 enum class Attention : int64_t { Math = 0, Flash = 1, Efficient = 2, Cudnn = 3 }; // PyTorch's SDPBackend
 
+// Which kernel the real device would choose. A compiler that traces with sizes it does not know gets the form for all of them.
+Attention choose_attention(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask, double dropout,
+    bool causal, std::optional<double> scale, bool grouped) {
+  for (const auto* tensor : {&query, &key, &value, mask ? &*mask : &query}) {
+    if (tensor->unsafeGetTensorImpl()->has_symbolic_sizes_strides()) {
+      return Attention::Math;
+    }
+  }
+  // The stand-ins are no tensors of the program: modes, such as a compiler's, must not see them.
+  const c10::impl::ExcludeDispatchKeyGuard no_modes(
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
+  return static_cast<Attention>(at::_fused_sdp_choice(
+      stand_in(query), stand_in(key), stand_in(value), mask ? std::make_optional(stand_in(*mask)) : std::nullopt, dropout, causal,
+      scale, grouped));
+}
+
 at::Tensor attention(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask, double dropout,
     bool causal, std::optional<double> scale, bool grouped) {
@@ -63,9 +84,7 @@ at::Tensor attention(
       " and value.dim: ", value.dim(), " instead.");
   const bool has_mask = mask && mask->defined();
   TORCH_CHECK(!(has_mask && causal), "_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True");
-  const auto choice = static_cast<Attention>(at::_fused_sdp_choice(
-      stand_in(query), stand_in(key), stand_in(value), has_mask ? std::make_optional(stand_in(*mask)) : std::nullopt, dropout,
-      causal, scale, grouped));
+  const Attention choice = choose_attention(query, key, value, has_mask ? mask : std::nullopt, dropout, causal, scale, grouped);
   const auto bias = additive_mask(mask, query);
   const bool needs_grad = at::GradMode::is_enabled() && (query.requires_grad() || key.requires_grad() || value.requires_grad());
   if (real_device().is_cpu()) {
@@ -148,6 +167,49 @@ at::Tensor histc(const at::Tensor& self, int64_t bins, const at::Scalar& low, co
   return stack[0].toTensor();
 }
 
+// ---- masked_scatter: a mask whose contents are there tells at the call whether the source suffices
+
+void check_source(const at::Tensor& self, const at::Tensor& mask, const at::Tensor& source) {
+  TarryStorage* storage = is_tarry(mask) ? storage_of(mask.unsafeGetTensorImpl()) : nullptr;
+  if (!storage || mask.scalar_type() != at::kBool || mask.numel() == 0 || !at::are_expandable(self.sizes(), mask.sizes())) {
+    return; // nothing is known, or it is wrong for another reason
+  }
+  const int64_t numel = c10::multiply_integers(at::infer_size(self.sizes(), mask.sizes()));
+  if (source.numel() >= numel) {
+    return;
+  }
+  at::Tensor data;
+  {
+    std::lock_guard<std::mutex> guard(storage->state->mutex);
+    if (storage->contents() == Contents::Data && !storage->state->executor->is_busy() && storage->data.is_cpu()) {
+      data = storage->data; // on another device, a look at it would wait for that device
+    }
+  }
+  if (data.defined()) {
+    PlainDispatch plain;
+    const Layout* layout = layout_of(mask.unsafeGetTensorImpl());
+    check_bounds(layout, storage->home);
+    const auto ones = view_as_layout(data, layout).sum().item<int64_t>() * (numel / mask.numel());
+    TORCH_CHECK(ones <= source.numel(), "Number of elements of source < number of ones in mask");
+  }
+}
+
+at::Tensor masked_scatter(const at::Tensor& self, const at::Tensor& mask, const at::Tensor& source) {
+  static const Operator* op = find_operator("aten::masked_scatter", "");
+  check_source(self, mask, source);
+  torch::jit::Stack stack{self, mask, source};
+  record(*op, &stack);
+  return stack[0].toTensor();
+}
+
+at::Tensor& masked_scatter_(at::Tensor& self, const at::Tensor& mask, const at::Tensor& source) {
+  static const Operator* op = find_operator("aten::masked_scatter_", "");
+  check_source(self, mask, source);
+  torch::jit::Stack stack{self, mask, source};
+  record(*op, &stack);
+  return self;
+}
+
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
   for (const char* name : {"lstm.data", "gru.data", "rnn_tanh.data", "rnn_relu.data"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&check_batch_sizes>());
@@ -164,6 +226,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_thnn_fused_lstm_cell", TORCH_FN(lstm_cell));
   m.impl("_thnn_fused_gru_cell", TORCH_FN(gru_cell));
   m.impl("histc", TORCH_FN(histc));
+  m.impl("masked_scatter", TORCH_FN(masked_scatter));
+  m.impl("masked_scatter_", TORCH_FN(masked_scatter_));
   m.impl("scaled_dot_product_attention", TORCH_FN(attention));
   m.impl("_fused_sdp_choice", TORCH_FN(attention_choice));
 }

@@ -13,6 +13,8 @@
 #include <mutex>
 
 #include "core/generator.h"
+#include "device/host_memory.h"
+#include "device/streams.h"
 
 namespace tarry {
 namespace {
@@ -21,6 +23,7 @@ constexpr c10::DeviceType kType = c10::DeviceType::PrivateUse1;
 
 std::atomic<c10::DeviceIndex> number_of_devices{1};
 std::atomic<Synchronize> synchronize_hook{nullptr};
+std::atomic<MemoryInfo> memory_info_hook{nullptr};
 thread_local c10::DeviceIndex this_device = 0;
 
 c10::Device device(c10::DeviceIndex index) {
@@ -32,7 +35,7 @@ c10::DeviceIndex index_of(c10::Device device) {
   return device.index();
 }
 
-// Recording has no order but the program's, so each device has one stream, and an event is done as soon as it is recorded.
+// Streams and events: see streams.h.
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kType; }
 
@@ -47,39 +50,36 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceIndex deviceCount() const noexcept override { return device_count(); }
   c10::DeviceCapability getDeviceCapability(c10::Device) const override { return {}; }
 
-  c10::Stream getStream(c10::Device d) const override { return stream(d); }
-  c10::Stream getDefaultStream(c10::Device d) const override { return stream(d); }
-  c10::Stream getStreamFromGlobalPool(c10::Device d, bool) const override { return stream(d); }
-  c10::Stream getNewStream(c10::Device d, int) const override { return stream(d); }
-  c10::Stream exchangeStream(c10::Stream s) const override { return stream(s.device()); }
-  bool queryStream(const c10::Stream&) const override { return true; }
+  c10::Stream getStream(c10::Device d) const override { return current_stream(device(d.index())); }
+  c10::Stream getDefaultStream(c10::Device d) const override { return c10::Stream(c10::Stream::DEFAULT, device(d.index())); }
+  c10::Stream getStreamFromGlobalPool(c10::Device d, bool) const override { return new_stream(device(d.index())); }
+  c10::Stream getNewStream(c10::Device d, int) const override { return new_stream(device(d.index())); }
+  c10::Stream exchangeStream(c10::Stream s) const override { return exchange_stream(s); }
+  bool queryStream(const c10::Stream& s) const override { return Event::now(s.device_index()).is_complete(); }
   void synchronizeStream(const c10::Stream& s) const override { synchronize(s.device_index()); }
 
   // PyTorch reads a null event as one that was never recorded.
-  void record(void** event, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {
-    static char recorded;
-    *event = &recorded;
-  }
-  void block(void*, const c10::Stream&) const override {}
-  bool queryEvent(void*) const override { return true; }
-  void synchronizeEvent(void* event) const override {
-    if (event) {
-      synchronize(-1);
+  void record(void** event, const c10::Stream& s, const c10::DeviceIndex, const c10::EventFlag flag) const override {
+    Event recorded = Event::now(s.device_index(), /*timed=*/flag == c10::EventFlag::BACKEND_DEFAULT);
+    if (*event) {
+      *static_cast<Event*>(*event) = recorded;
+    } else {
+      *event = new Event(recorded);
     }
   }
-  void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
-  double elapsedTime(void*, void*, const c10::DeviceIndex) const override {
-    // Between two events an operator is only recorded: whatever number stood here would be taken for its run time.
-    TORCH_CHECK(
-        false,
-        "tarry: an event cannot time operators that run later than they are recorded. Call torch.tarry.synchronize() "
-        "before and after what you measure, and read time.perf_counter() there");
+  void block(void*, const c10::Stream&) const override {} // what is recorded later runs later, on every stream
+  bool queryEvent(void* event) const override { return !event || static_cast<Event*>(event)->is_complete(); }
+  void synchronizeEvent(void* event) const override {
+    if (event) {
+      synchronize(static_cast<Event*>(event)->device);
+    }
+  }
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
+  double elapsedTime(void* from, void* to, const c10::DeviceIndex) const override {
+    return Event::milliseconds(*static_cast<Event*>(from), *static_cast<Event*>(to));
   }
 
   void synchronizeDevice(const c10::DeviceIndex index) const override { synchronize(index); }
-
- private:
-  static c10::Stream stream(c10::Device d) { return c10::Stream(c10::Stream::DEFAULT, device(d.index())); }
 };
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
@@ -103,7 +103,9 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     return at::make_generator<TarryGenerator>(checked_device(index));
   }
 
-  bool isPinnedPtr(const void* data) const override { return at::hasCUDA() && at::detail::getCUDAHooks().isPinnedPtr(data); }
+  bool isPinnedPtr(const void* data) const override {
+    return at::hasCUDA() ? at::detail::getCUDAHooks().isPinnedPtr(data) : is_counted_pinned(data);
+  }
   c10::Allocator* getPinnedMemoryAllocator() const override { return pinned_memory_allocator(); }
   at::Device getDeviceFromPtr(void*) const override {
     TORCH_CHECK(
@@ -169,6 +171,15 @@ void register_hooks() {
 
 void set_synchronize(Synchronize synchronize) {
   synchronize_hook.store(synchronize);
+}
+
+void set_memory_info(MemoryInfo info) {
+  memory_info_hook.store(info);
+}
+
+std::pair<size_t, size_t> memory_info(c10::DeviceIndex index) {
+  const MemoryInfo hook = memory_info_hook.load();
+  return hook ? hook(index) : std::pair<size_t, size_t>();
 }
 
 void synchronize(c10::DeviceIndex index) {

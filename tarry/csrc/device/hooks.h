@@ -1,5 +1,5 @@
 // What PyTorch asks of a device: how many there are, which is current, streams and events, and whether this process may
-// use it at all. tarry's devices do no work of their own, so streams and events are as empty as they can validly be.
+// use it at all.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 namespace c10 {
 struct Allocator;
@@ -44,6 +45,11 @@ void keep_freed_memory(size_t bytes);
 using Synchronize = void (*)(c10::DeviceIndex);
 void set_synchronize(Synchronize synchronize);
 void synchronize(c10::DeviceIndex index);
+
+// What torch.accelerator.get_memory_info() gives: free and total bytes of the real device.
+using MemoryInfo = std::pair<size_t, size_t> (*)(c10::DeviceIndex);
+void set_memory_info(MemoryInfo info);
+std::pair<size_t, size_t> memory_info(c10::DeviceIndex index);
 
 // Makes sure that the autograd engine has a thread for each of our devices (engine.cpp).
 void join_autograd_engine();

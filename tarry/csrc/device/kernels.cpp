@@ -3,6 +3,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/Context.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/ResizeCommon.h>
 #include <ATen/native/TensorFactories.h>
 #include <ATen/native/TensorShape.h>
 #include <ATen/ops/_conj.h>
@@ -26,8 +27,10 @@
 #include <c10/core/impl/COW.h>
 #include <torch/library.h>
 
+#include "execute/event_log.h"
 #include "execute/executor.h"
 #include "device/hooks.h"
+#include "device/host_memory.h"
 #include "record/record.h"
 #include "replay/replay.h"
 
@@ -38,14 +41,19 @@ namespace {
 
 void check_strided(std::optional<at::Layout> layout) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      !layout || *layout == at::kStrided, "tarry supports strided (dense) tensors only, not ", *layout,
-      ". Keep such tensors on the CPU, or make them dense.");
+      !layout || *layout == at::kStrided, "tarry: expected the layout torch.strided, not ", *layout,
+      ". Make a strided tensor, and call .to_sparse() on it.");
+}
+
+bool fills_uninitialised() {
+  return at::globalContext().deterministicAlgorithms() && at::globalContext().deterministicFillUninitializedMemory();
 }
 
 at::Tensor empty_strided(
     at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
-    std::optional<at::Device> device, std::optional<bool> /*pin_memory*/) {
+    std::optional<at::Device> device, std::optional<bool> pin_memory) {
   check_strided(layout);
+  TORCH_CHECK(!pin_memory.value_or(false), "Only dense CPU tensors can be pinned");
   at::detail::check_size_nonnegative(size);
   if (C10_UNLIKELY(dtype == at::kComplexHalf)) {
     TORCH_WARN_ONCE("ComplexHalf support is experimental and many operators don't support it yet.");
@@ -54,7 +62,7 @@ at::Tensor empty_strided(
   at::detail::computeStorageNbytes(size, stride, c10::elementSize(type)); // refuses what has no size
   auto& state = device_state(device ? checked_device(device->index()) : -1);
   at::Tensor result = make_uninitialised(state, intern_layout(type, size, stride));
-  if (C10_UNLIKELY(at::globalContext().deterministicAlgorithms() && at::globalContext().deterministicFillUninitializedMemory())) {
+  if (C10_UNLIKELY(fills_uninitialised())) {
     at::native::fill_empty_deterministic_(result);
   }
   return result;
@@ -218,6 +226,7 @@ const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef size, std::opti
   const auto strides = strides_of(size, format);
   at::detail::computeStorageNbytes(size, strides, self.element_size(), offset); // refuses what has no size
   const Layout* layout = intern_layout(self.scalar_type(), size, strides, offset);
+  const auto old_nbytes = static_cast<int64_t>(impl->unsafe_storage().nbytes());
   if (layout->nbytes > impl->unsafe_storage().nbytes()) {
     TarryStorage* storage = storage_of(impl);
     TORCH_CHECK(storage, "tarry: cannot resize a ", self.layout(), " tensor, or one that was made from a raw pointer");
@@ -230,6 +239,9 @@ const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef size, std::opti
     }
   }
   impl->set_sizes_and_strides(size, strides, offset);
+  if (C10_UNLIKELY(fills_uninitialised())) {
+    at::native::fill_resize_deterministic_(self, old_nbytes);
+  }
   return self;
 }
 
@@ -246,9 +258,17 @@ Operator* copy_operator() {
   return op;
 }
 
+// A copy to a tensor that is not ours.
+at::Tensor& read_into(at::Tensor& destination, const at::Tensor& source, bool non_blocking) {
+  ReadTimer timer;
+  destination.copy_(materialise_for_reading(source, "copy to another device"), non_blocking);
+  timer.done("copy", source.device().index());
+  return destination;
+}
+
 at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   if (!is_tarry(self)) {
-    return self.copy_(materialise_for_reading(source, "copy to another device"), non_blocking);
+    return read_into(self, source, non_blocking);
   }
   if (self.is_conj() || self.is_neg()) {
     // Write the conjugated (negated) source to what the view stands for.
@@ -275,16 +295,17 @@ at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) 
   TarryStorage* storage = storage_of(self.unsafeGetTensorImpl());
   TORCH_CHECK(storage, "tarry: cannot copy into a ", self.layout(), " tensor");
   TORCH_CHECK_NOT_IMPLEMENTED(
-      source.layout() == at::kStrided, "tarry supports strided (dense) tensors only, not ", source.layout(),
-      ". Call .to_dense() before .to(\"tarry\").");
+      source.layout() == at::kStrided, "tarry: cannot copy from a ", source.layout(), " tensor. Call .to_dense() on it first.");
   raise_owed();
-  const bool may_be_taken_back = [storage] {
+  const bool keeps_old = [storage] {
     std::lock_guard<std::mutex> guard(storage->state->mutex);
-    return tarry::may_be_taken_back(*storage->state) && storage->contents() != Contents::Uninitialised;
+    return storage->is_lent() || // others have to see what is written
+        (tarry::may_be_taken_back(*storage->state) && storage->contents() != Contents::Uninitialised);
   }();
-  if (storage->home->describes(self.unsafeGetTensorImpl()) && !may_be_taken_back) {
+  if (storage->home->describes(self.unsafeGetTensorImpl()) && !keeps_old) {
     mark_used();
     const Layout* home = storage->home;
+    const CountedMemory counted(storage->state->index);
     at::Tensor real = at::empty_strided(
         home->sizes, home->strides, at::TensorOptions().dtype(home->dtype).device(real_device(storage->state->index)));
     fill_from(real, source);
@@ -306,7 +327,7 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& target, bool non_
   if (is_tarry(target)) {
     copy(destination, self, non_blocking);
   } else {
-    destination.copy_(materialise_for_reading(self, "copy to another device"), non_blocking);
+    read_into(destination, self, non_blocking);
   }
   return target;
 }
@@ -317,7 +338,10 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& target
 }
 
 at::Scalar local_scalar_dense(const at::Tensor& self) {
-  return at::_local_scalar_dense(materialise_for_reading(self, "item"));
+  ReadTimer timer;
+  at::Scalar value = at::_local_scalar_dense(materialise_for_reading(self, "item"));
+  timer.done("item", self.device().index());
+  return value;
 }
 
 void record_stream(at::Tensor& /*self*/, at::Stream /*stream*/) {
@@ -353,6 +377,7 @@ at::Tensor lazy_clone(const at::Tensor& self) {
   clone->value = from->value;
   clone->data = from->data;
   clone->failure = from->failure;
+  clone->note_stored();
   if (clone->value.node) {
     storage->state->link(clone);
   }
@@ -393,30 +418,6 @@ c10::intrusive_ptr<c10::StorageImpl> make_storage(
   }
   TORCH_CHECK(!data, "tarry: a storage cannot be made from an address on this device, which has none; copy tensors instead");
   return c10::make_intrusive<TarryStorage>(&device_state(-1), flat_layout(at::kByte, nbytes), static_cast<size_t>(nbytes));
-}
-
-// ---- other layouts
-
-void refuse_layout(const c10::OperatorHandle& handle, c10::DispatchKeySet /*keys*/, torch::jit::Stack* /*stack*/) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false, handle.schema().name(), ": tarry supports strided (dense) tensors only, not sparse, nested or quantized ones. ",
-      "Keep such tensors on the CPU, or make them dense (.to_dense()) before .to(\"tarry\").");
-}
-
-TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_layout>());
-}
-
-TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_layout>());
-}
-
-TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_layout>());
-}
-
-TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_layout>());
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
@@ -484,6 +485,8 @@ void swap_storages(const at::Tensor& left, const at::Tensor& right) {
   set_data(a, b->data, graveyard);
   set_data(b, std::move(data), graveyard);
   std::swap(a->home, b->home);
+  std::swap(a->loans, b->loans);
+  std::swap(a->lent, b->lent);
   const size_t nbytes = a->nbytes(); // not by StorageImpl::swap_data_ptr, which torch 2.11 lacks
   a->set_nbytes(b->nbytes());
   b->set_nbytes(nbytes);
@@ -507,6 +510,7 @@ void resize_storage(c10::StorageImpl* raw, size_t nbytes) {
   }
   at::Tensor fresh;
   if (old.defined()) {
+    const CountedMemory counted(storage->state->index);
     fresh = at::empty_strided(
         home->sizes, home->strides, at::TensorOptions().dtype(home->dtype).device(real_device(storage->state->index)));
     const auto kept = static_cast<int64_t>(std::min(nbytes, storage->nbytes()));
@@ -516,6 +520,8 @@ void resize_storage(c10::StorageImpl* raw, size_t nbytes) {
   std::lock_guard<std::mutex> guard(storage->state->mutex);
   set_data(storage, std::move(fresh), graveyard);
   storage->become(home);
+  storage->loans.reset(); // they keep the old memory
+  graveyard.tensors.push_back(std::move(storage->lent));
 }
 
 } // namespace tarry

@@ -4,6 +4,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "device/host_memory.h"
 #include "execute/executor.h"
 
 namespace tarry {
@@ -60,6 +61,7 @@ void AsyncStep::run() noexcept {
   try {
     const c10::OptionalDeviceGuard device(inputs.empty() ? std::nullopt : std::make_optional(inputs[0].device()));
     PlainDispatch plain;
+    const CountedMemory counted(batch->state->index);
     TORCH_CHECK(compute(/*asynchronously=*/true), "tarry: the late part of a step does not accept its inputs");
     batch->state->executor->note_done(*this, was_read_);
   } catch (...) {

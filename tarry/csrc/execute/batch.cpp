@@ -10,6 +10,8 @@
 #include "execute/executor.h"
 #include "device/hooks.h"
 #include "core/numbers.h"
+#include "record/opaque.h"
+#include "record/provenance.h"
 #include "record/scan.h"
 
 namespace tarry {
@@ -67,6 +69,23 @@ void gather(Batch& batch) {
   }
 }
 
+NodePtr copy_node(const Node& node) {
+  auto copy = c10::make_intrusive<Node>();
+  copy->op = node.op;
+  copy->signature = node.signature;
+  copy->type_hash = node.type_hash;
+  copy->hash = node.hash;
+  copy->position = node.position; // of no epoch: the recorder does not use it again
+  copy->site = node.site;
+  copy->region = node.region;
+  copy->constants = node.constants;
+  copy->slots = node.slots;
+  copy->mutations = node.mutations;
+  copy->leaf_layout = node.leaf_layout;
+  copy->may_fail = node.may_fail;
+  return copy;
+}
+
 } // namespace
 
 std::shared_ptr<Batch> collect(DeviceState& state) {
@@ -91,6 +110,7 @@ std::shared_ptr<Batch> collect(DeviceState& state) {
     }
     root.storage->claim = &root.storage;
   }
+  batch->began = state.began;
   batch->epoch = state.next_epoch(graveyard);
   old_history.swap(state.history);
   return batch;
@@ -104,10 +124,12 @@ std::shared_ptr<Batch> peek(const std::vector<at::Tensor>& tensors) {
   std::vector<TarryStorage*> storages;
   for (const at::Tensor& tensor : tensors) {
     TORCH_CHECK(is_tarry(tensor), "tarry.graph: expected tensors on device 'tarry', but got one on '", tensor.device(), "'");
-    storages.push_back(storage_of(tensor.unsafeGetTensorImpl()));
-    TORCH_CHECK(storages.back(), "tarry.graph: this tensor has no storage on device 'tarry' (it is sparse, say)");
-    TORCH_CHECK(!batch->state || batch->state == storages.back()->state, "tarry.graph: the tensors are on different devices");
-    batch->state = storages.back()->state;
+    for (const at::Tensor& part : strided_parts(tensor)) {
+      storages.push_back(storage_of(part.unsafeGetTensorImpl()));
+      TORCH_CHECK(storages.back(), "tarry.graph: this tensor was made from a raw pointer");
+      TORCH_CHECK(!batch->state || batch->state == storages.back()->state, "tarry.graph: the tensors are on different devices");
+      batch->state = storages.back()->state;
+    }
   }
   if (storages.empty()) {
     return nullptr;
@@ -131,6 +153,34 @@ std::shared_ptr<Batch> peek(const std::vector<at::Tensor>& tensors) {
     root.storage = nullptr; // nothing will be committed
   }
   return batch;
+}
+
+std::shared_ptr<Batch> copy_batch(const Batch& batch) {
+  auto copy = std::make_shared<Batch>();
+  copy->state = batch.state;
+  copy->epoch = 0;
+  copy->key = batch.key;
+  copy->replaces = batch.replaces;
+  copy->may_fail = batch.may_fail;
+  copy->replayed = true;
+  std::vector<NodePtr> copies(batch.slots + 1); // by first slot
+  for (const NodePtr& node : batch.order) {
+    NodePtr made = copy_node(*node);
+    // What an input was computed from, in an earlier batch, is not part of this one. A replay's own nodes are never inputs:
+    // if they have results, these were kept for nodes that another thread has recorded meanwhile.
+    if (batch.replayed || !is_input(*node)) {
+      for (const Edge& edge : node->edges) {
+        made->edges.push_back({copies[batch.slot_of(*edge.node)], edge.output, edge.view});
+      }
+    }
+    copies[batch.slot_of(*node)] = made;
+    copy->order.push_back(std::move(made));
+  }
+  for (const Root& root : batch.roots) {
+    copy->roots.push_back({nullptr, copies[batch.slot_of(*root.node)], root.output});
+  }
+  copy->number_values(/*epoch=*/0);
+  return copy;
 }
 
 Batch::~Batch() {
@@ -177,7 +227,7 @@ Hash128 Batch::place() const {
   std::vector<std::pair<const Operator*, uint32_t>> found;
   for (const NodePtr& node : order) {
     if (!is_input(*node)) {
-      found.emplace_back(node->op, node->site);
+      found.emplace_back(node->op, site_without_module(node->site));
     }
   }
   std::sort(found.begin(), found.end());

@@ -1,6 +1,8 @@
 // A batch is all that is pending on a device at one moment, ready to be compiled, executed and given back to its storages.
 #pragma once
 
+#include <chrono>
+
 #include "core/graph.h"
 
 namespace tarry {
@@ -22,13 +24,16 @@ struct Batch {
   DeviceState* state;
   uint64_t epoch;
   Hash128 key;
-  std::vector<NodePtr> order;    // in program order, leaves among them
-  std::vector<Root> roots;       // in program order of their nodes
-  bool may_fail = false;         // one of its nodes may, on data
-  bool replayed = false;         // the nodes are a replay's own (replay.h): the recorder will not come across them again
-  uint32_t lane = 0;             // of a replay: the thread that called it, whichever recorded its nodes
-  uint32_t slots = 0;            // number of values: output i of a node is value slot_of(node) + i
-  std::vector<int32_t> replaces; // per root: the slot of the leaf whose buffer the root's storage had, or -1
+  std::vector<NodePtr> order; // in program order, leaves among them
+  std::vector<Root> roots;    // in program order of their nodes
+  bool may_fail = false;      // one of its nodes may, on data
+  bool replayed = false;      // the nodes are a replay's own (replay.h): the recorder will not come across them again
+  uint32_t lane = 0;          // of a replay: the thread that called it, whichever recorded its nodes
+  std::chrono::steady_clock::time_point began; // when its recording began
+  std::chrono::steady_clock::time_point asked; // when its values were asked for, if the native part was asked
+  double waited = 0;                           // since then, for the step before
+  uint32_t slots = 0;                          // number of values: output i of a node is value slot_of(node) + i
+  std::vector<int32_t> replaces;               // per root: the slot of the leaf whose buffer the root's storage had, or -1
   enum class Mode : uint8_t {
     Awaited,    // a thread needs a value of it, or has waited for it
     MayOverlap, // no thread needs a value now: it may be computed while the next one is recorded (execute/executor.h)
@@ -121,6 +126,8 @@ struct Structure {
 std::shared_ptr<Batch> collect(DeviceState& state);
 // The graph behind some tensors, without starting a new epoch.
 std::shared_ptr<Batch> peek(const std::vector<at::Tensor>& tensors);
+// The same batch with nodes of its own and without storages, which the recorder does not come across again.
+std::shared_ptr<Batch> copy_batch(const Batch& batch);
 
 // An input of a batch: a leaf, or a node whose outputs were computed by an earlier, interrupted batch.
 inline bool is_input(const Node& node) {

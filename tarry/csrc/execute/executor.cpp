@@ -8,7 +8,7 @@
 
 #include "execute/async_step.h"
 #include "device/hooks.h"
-#include "record/record.h"
+#include "execute/serve.h"
 
 namespace tarry {
 namespace {
@@ -165,6 +165,10 @@ bool Executor::computes(const Value& value) const {
 
 const Batch* Executor::batch_in_flight() const {
   return step_ ? step_->batch.get() : nullptr;
+}
+
+bool Executor::is_step_done() const {
+  return !step_ || step_->is_done();
 }
 
 // `for_value`: a value is needed, which another thread may ask for without holding up the one that records.

@@ -38,8 +38,11 @@ struct ServedCounts {
   uint64_t run = 0; // by programs
   double sync_seconds = 0;
   double execute_seconds = 0;
-  double fallback_seconds = 0;
-  std::map<std::pair<const Operator*, uint32_t>, uint64_t> fallbacks; // by operator and site
+  struct Fallback {
+    uint64_t count = 0;
+    double seconds = 0;
+  };
+  std::map<std::pair<const Operator*, uint32_t>, Fallback> fallbacks; // by operator and site
 };
 
 class Executor {
@@ -58,6 +61,7 @@ class Executor {
   bool is_busy() const { return step_ != nullptr; }
   bool computes(const Value& value) const; // whether the value is one of the step in flight
   const Batch* batch_in_flight() const;    // null if there is none
+  bool is_step_done() const;               // or there is none; one that has failed is done, too
   // The nodes of the last step but one: the recorder uses them again while the last one is in flight.
   std::vector<NodePtr>& other_history() { return other_history_; }
   // Without the lock:

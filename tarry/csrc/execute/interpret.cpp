@@ -10,6 +10,8 @@
 #include "core/gil.h"
 #include "core/numbers.h"
 #include "core/switches.h"
+#include "device/host_memory.h"
+#include "device/profiler.h"
 #include "execute/executor.h"
 #include "record/provenance.h"
 #include "record/record.h"
@@ -124,6 +126,7 @@ void Interpreter::push_arguments(const Node& node) {
 }
 
 void Interpreter::call(const Node& node) {
+  set_memory_site(node.site);
   std::optional<SeededCall> seeded;
   if (node.op->draws(torch::jit::last(stack_, node.op->arguments.size()))) {
     seeded.emplace(*node.op, node.constants.back().toInt(), stack_, device_);
@@ -192,7 +195,12 @@ void Interpreter::execute(Node& node) {
 void Interpreter::try_execute(Node& node) {
   try {
     fault_point();
-    execute(node);
+    if (C10_UNLIKELY(profiled_)) {
+      RECORD_FUNCTION(kernel_row(node.op->name, node.site), c10::ArrayRef<const c10::IValue>());
+      execute(node);
+    } else {
+      execute(node);
+    }
   } catch (...) {
     // The arguments taken for writing have what eager would have left there.
     for (auto& [slot, buffer] : written_) {
@@ -233,7 +241,7 @@ void Interpreter::check_signals() {
   next_check_ = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
 }
 
-bool Interpreter::run() {
+void Interpreter::count_uses() {
   for (const NodePtr& node : batch_.order) {
     if (!is_input(*node)) {
       for (const Edge& edge : node->edges) {
@@ -244,6 +252,29 @@ bool Interpreter::run() {
   for (const Root& root : batch_.roots) {
     ++uses_[batch_.slot_of(*root.node) + root.output];
   }
+}
+
+std::vector<at::Tensor> Interpreter::take_outputs() {
+  std::vector<at::Tensor> outputs;
+  outputs.reserve(batch_.roots.size());
+  for (const Root& root : batch_.roots) {
+    outputs.push_back(values_[batch_.slot_of(*root.node) + root.output]);
+  }
+  values_.clear();
+  return outputs;
+}
+
+std::vector<at::Tensor> Interpreter::evaluate() {
+  count_uses();
+  const PlainDispatch plain;
+  for (const NodePtr& node : batch_.order) {
+    execute(*node);
+  }
+  return take_outputs();
+}
+
+bool Interpreter::run() {
+  count_uses();
   PlainDispatch plain;
   const RecordedSwitches switches(*batch_.state);
   if (!batch_.lost.empty()) {
@@ -282,19 +313,13 @@ bool Interpreter::run() {
     raise_failures();
     return false;
   }
-  std::vector<at::Tensor> outputs;
-  outputs.reserve(batch_.roots.size());
-  for (const Root& root : batch_.roots) {
-    outputs.push_back(values_[batch_.slot_of(*root.node) + root.output]);
-  }
-  values_.clear();
-  batch_.commit(std::move(outputs));
+  batch_.commit(take_outputs());
   return true;
 }
 
 bool Batch::interpret(bool interruptible) {
   state->executor->speculator.drop();
-  return Interpreter(*this, interruptible).run();
+  return Interpreter(*this, interruptible, real_device(state->index)).run();
 }
 
 } // namespace tarry

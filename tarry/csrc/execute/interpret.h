@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/stack.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <chrono>
@@ -13,16 +14,20 @@ namespace tarry {
 
 class Interpreter {
  public:
-  Interpreter(Batch& batch, bool interruptible)
+  Interpreter(Batch& batch, bool interruptible, c10::Device device)
       : batch_(batch),
-        device_(real_device(batch.state->index)),
+        device_(device),
         interruptible_(interruptible),
+        profiled_(at::hasCallbacks()),
         values_(batch.slots),
         uses_(batch.slots, 0) {}
 
-  bool run(); // whether all could be computed
+  bool run();                         // and commit; whether all could be computed
+  std::vector<at::Tensor> evaluate(); // the same without a commit: the roots' values, or what a kernel raises
 
  private:
+  void count_uses();
+  std::vector<at::Tensor> take_outputs();
   void load(Node& node);
   void execute(Node& node);
   void try_execute(Node& node); // if it fails, the error is kept
@@ -75,6 +80,7 @@ class Interpreter {
   Batch& batch_;
   const c10::Device device_;
   const bool interruptible_;
+  const bool profiled_; // each node has a row in somebody's profile
   std::vector<at::Tensor> values_;
   std::vector<uint32_t> uses_; // edges and roots that still need the value
   torch::jit::Stack stack_;

@@ -2,7 +2,7 @@
 //
 // The outline of a batch is everything that identifies its program (see Structure), in two lists: `tags` is all but its integers,
 // `integers` are the sizes, strides and offsets of all layouts and the integer arguments of all operators. The raw graph that
-// Python is given (raw_graph.h) has its integers in the same order, so that it can be written down for other integers, too.
+// Python is given (bind/bind_batch.cpp) has its integers in the same order, so that it can be written down for other integers, too.
 //
 // A SizeTemplate says how the integers of batches with the same tags hang together: each is a polynomial of a few of them, the
 // symbols. It was guessed from examples, and is never trusted: a batch is computed by a template's program only if every

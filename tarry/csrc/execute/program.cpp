@@ -1,5 +1,6 @@
 #include "execute/program.h"
 
+#include <ATen/record_function.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -189,7 +190,10 @@ std::vector<at::Tensor> LaunchList::run(std::vector<at::Tensor> inputs, const st
         for (size_t i = 0; i < step.integers.size(); ++i) {
           pointers[step.sources.size() + i] = reinterpret_cast<void*>(integers[step.integers[i]]); // NOLINT
         }
-        caller_for(step.sources.size() + step.integers.size())(step.kernel, pointers.data());
+        {
+          RECORD_FUNCTION(step.name, c10::ArrayRef<const c10::IValue>());
+          caller_for(step.sources.size() + step.integers.size())(step.kernel, pointers.data());
+        }
         break;
       case Instruction::Kind::Call:
         call_operator(step, registers);

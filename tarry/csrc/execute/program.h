@@ -78,6 +78,7 @@ class LaunchList final : public Program {
     std::vector<uint32_t> integers; // Kernel: positions of those that follow the pointers
     c10::ScalarType dtype = c10::ScalarType::Undefined;
     void* kernel = nullptr;
+    std::string name; // Kernel: the row of a profile
     const c10::OperatorHandle* op = nullptr;
     torch::jit::Stack arguments; // Call: with gaps at the operands
     std::vector<Operand> operands;

@@ -10,8 +10,11 @@
 #include <cstring>
 
 #include "core/switches.h"
+#include "device/hooks.h"
+#include "device/host_memory.h"
+#include "execute/callbacks.h"
+#include "execute/event_log.h"
 #include "execute/executor.h"
-#include "record/record.h"
 
 namespace tarry {
 namespace {
@@ -22,12 +25,6 @@ std::atomic<uint32_t> watchers{0};
 std::atomic<int64_t> small_operations{kNoBackend};
 std::atomic<int64_t> small_bytes{0};
 thread_local bool compiling = false;
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 // Kernels run without Python's global lock, whether or not the caller holds it.
 struct WithoutGil {
@@ -109,7 +106,8 @@ bool run_program(const KnownProgram& known, const std::shared_ptr<Batch>& batch)
 }
 
 // False if it is not known how to compute the batch.
-bool compute(const std::shared_ptr<Batch>& batch, Clock::time_point begin) {
+bool compute(const std::shared_ptr<Batch>& batch, LoggedEvent& event) {
+  const CountedMemory counted(batch->state->index);
   const bool small = is_small(*batch);
   // A program would compute under the switches that are set now, not under those that were set when it was recorded.
   const KnownProgram* known = small || !are_recorded_switches(*batch) ? nullptr : find_program(*batch);
@@ -119,12 +117,15 @@ bool compute(const std::shared_ptr<Batch>& batch, Clock::time_point begin) {
   } else if (!known || !run_program(*known, batch)) {
     return false;
   }
-  const double seconds = seconds_since(executing);
+  const auto end = Clock::now();
+  event.kind = small ? LoggedEvent::Kind::Reference : LoggedEvent::Kind::Native;
+  event.execute_seconds = seconds_between(executing, end);
+  event.seconds = seconds_between(event.begin, end);
   std::lock_guard<std::mutex> guard(batch->state->mutex);
   ServedCounts& served = batch->state->executor->served;
   ++(small ? served.interpreted : served.run);
-  served.execute_seconds += seconds;
-  served.sync_seconds += seconds_since(begin);
+  served.execute_seconds += event.execute_seconds;
+  served.sync_seconds += event.seconds;
   return true;
 }
 
@@ -148,6 +149,10 @@ void set_watched(Watcher who, bool watches) {
 
 bool is_watched() {
   return watchers.load(std::memory_order_relaxed) != 0;
+}
+
+bool has_watcher(Watcher who) {
+  return watchers.load(std::memory_order_relaxed) & static_cast<uint32_t>(who);
 }
 
 void set_compiling(bool on) {
@@ -223,20 +228,44 @@ bool serve(DeviceState& state, const char* reason, bool awaited) {
     if (!awaited && is_all_in_flight(state)) {
       return true;
     }
+    LoggedEvent event{LoggedEvent::Kind::Native, static_cast<int8_t>(state.index)};
+    event.begin = Clock::now();
     if (state.executor->finish()) {
       return false; // it has failed, which is for the runtime to find
     }
-    const auto begin = Clock::now();
+    event.wait_seconds = seconds_between(event.begin, Clock::now());
     const std::shared_ptr<Batch> batch = collect(state);
     if (batch) {
       batch->mode = awaited ? Batch::Mode::Awaited : Batch::Mode::MayOverlap;
-      if (!compute(batch, begin)) {
+      batch->asked = event.begin;
+      batch->waited = event.wait_seconds;
+      event.began = batch->began;
+      const bool logs = is_logging();
+      event.operations = logs ? static_cast<uint32_t>(batch->operations()) : 0; // its nodes are not ours once it is submitted
+      if (!compute(batch, event)) {
         hand_over(batch, reason);
+      } else if (logs) {
+        lock.unlock(); // Python may be called
+        log_event(event, reason);
       }
     }
   }
   raise_owed();
   return true;
+}
+
+void request_sync(c10::DeviceIndex device, const char* reason) {
+  check_fork(); // before any lock that the parent may have held
+  if (!serve(device_state(device), reason, /*awaited=*/true)) {
+    call_sync(device, reason, /*awaited=*/true);
+  }
+}
+
+void request_cut(c10::DeviceIndex device, const char* reason) {
+  check_fork();
+  if (!serve(device_state(device), reason, /*awaited=*/false)) {
+    call_sync(device, reason, /*awaited=*/false);
+  }
 }
 
 } // namespace tarry

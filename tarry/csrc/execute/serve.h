@@ -12,8 +12,6 @@
 
 #include "execute/batch.h"
 
-typedef struct _object PyObject;
-
 namespace tarry {
 
 class Program;
@@ -36,6 +34,7 @@ enum class Watcher : uint32_t {
 };
 void set_watched(Watcher who, bool watches);
 bool is_watched();
+bool has_watcher(Watcher who);
 void set_compiling(bool on); // on this thread: a value that is asked for meanwhile is an error, which the Python runtime raises
 bool is_compiling();
 
@@ -63,9 +62,8 @@ bool was_served(const Structure& structure); // since the last call
 // Computes what is pending, or has Python compute the batch. False, and nothing is done, if Python has to see to it from the
 // start. `awaited`: see Batch::Mode. No lock may be held.
 bool serve(DeviceState& state, const char* reason, bool awaited);
-
-// bind/bindings.cpp
-PyObject* batch_object(std::shared_ptr<Batch> batch);
-PyObject* rethrower(std::exception_ptr error); // a function that raises it
+// The same, and has Python see to it where that is needed.
+void request_sync(c10::DeviceIndex device, const char* reason);
+void request_cut(c10::DeviceIndex device, const char* reason); // no thread needs a value now
 
 } // namespace tarry

@@ -7,6 +7,7 @@
 
 #include "execute/batch.h"
 #include "core/numbers.h"
+#include "device/host_memory.h"
 
 namespace tarry {
 namespace {
@@ -58,8 +59,9 @@ size_t bytes_of(const std::vector<WeakStorageImpl>& results, Held& held) {
 void Speculation::run() noexcept {
   try {
     const MayBreakOff may_break_off(cancelled);
-    const c10::OptionalDeviceGuard device(inputs.empty() ? std::nullopt : std::make_optional(inputs[0].device()));
+    const c10::OptionalDeviceGuard guard(inputs.empty() ? std::nullopt : std::make_optional(inputs[0].device()));
     PlainDispatch plain;
+    const CountedMemory counted(device);
     results = program->parts().early->run(std::move(inputs), numbers);
   } catch (...) {
     error = std::current_exception();
@@ -230,6 +232,7 @@ void Speculator::launch(bool is_busy) {
     return;
   }
   auto made = std::make_shared<Speculation>();
+  made->device = state_.index;
   Held held; // until the lock is released: one may be the last to go
   std::lock_guard<std::mutex> guard(state_.mutex);
   if (is_due() && !launched_ && expected_.program && fill(*made, std::exchange(launch_at_, kNever), held)) {

@@ -25,6 +25,7 @@ struct Speculation final : Task {
   std::vector<at::Tensor> sources; // the inputs as the leaves have them
   std::vector<at::Tensor> inputs;  // others over the same memory, given to the program
   std::vector<c10::IValue> numbers;
+  c10::DeviceIndex device = 0;
   bool predicted = false; // launched before all inputs were recorded
   std::atomic<bool> cancelled{false};
 

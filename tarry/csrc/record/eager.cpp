@@ -1,51 +1,24 @@
-// Running an operator at once on the real device, and the calls into the Python runtime.
-#include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/utils/object_ptr.h>
+// Running an operator at once on the real device.
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 
 #include "core/generator.h"
-#include "core/gil.h"
-#include "device/hooks.h"
+#include "device/host_memory.h"
+#include "device/profiler.h"
 #include "execute/executor.h"
+#include "execute/callbacks.h"
+#include "execute/event_log.h"
 #include "execute/serve.h"
 #include "record/host_mode.h"
+#include "record/opaque.h"
 #include "record/provenance.h"
 #include "record/record.h"
 
 namespace tarry {
 namespace {
-
-Callbacks callbacks; // kept for the life of the process
-
-bool keeps_frames = false;
-
-// Takes the runtime's frames out of the error that Python has set: its traceback then ends at the user's line. An assertion of
-// tarry's own keeps them.
-void forget_frames() {
-  if (keeps_frames || PyErr_ExceptionMatches(PyExc_AssertionError)) {
-    return;
-  }
-  PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
-  PyErr_Fetch(&type, &value, &traceback);
-  PyErr_NormalizeException(&type, &value, &traceback);
-  Py_XDECREF(traceback);
-  PyException_SetTraceback(value, Py_None);
-  PyErr_Restore(type, value, nullptr);
-}
-
-// Takes over the arguments, and hands out a new reference.
-PyObject* call(PyObject* callback, PyObject* arguments) {
-  PyObject* result = callback && arguments ? PyObject_CallObject(callback, arguments) : nullptr;
-  Py_XDECREF(arguments);
-  if (!result) {
-    TORCH_CHECK(callback, "tarry: the runtime is not initialised; import tarry first");
-    forget_frames();
-    throw_python_error();
-  }
-  return result;
-}
 
 // Where a call takes place: the device of its first tensor that is on one, else the one it asks for, else the current one.
 DeviceState& device_of(c10::ArrayRef<c10::IValue> arguments) {
@@ -54,8 +27,7 @@ DeviceState& device_of(c10::ArrayRef<c10::IValue> arguments) {
     if (!value.isTensor() || !value.toTensor().defined() || !is_tarry(value.toTensor())) {
       return nullptr;
     }
-    TarryStorage* storage = storage_of(value.toTensor().unsafeGetTensorImpl());
-    return storage ? storage->state : nullptr;
+    return &device_state(value.toTensor().device().index());
   };
   for (const c10::IValue& argument : arguments) {
     if (DeviceState* found = state(argument)) {
@@ -88,6 +60,36 @@ struct RealArguments {
     size_t nbytes;   // of its memory before the call
   };
   std::vector<Written> written;
+  struct Opaque {
+    at::Tensor original;
+    at::Tensor real;
+    bool is_mutable;
+  };
+  std::vector<Opaque> opaque; // sparse and nested ones; their parts are among the others
+
+  // Some kernels look at it, and compute more if a backward pass will need that (_sparse_mm_reduce_impl).
+  static void mark_requires_grad(const at::Tensor& real, const at::Tensor& original) {
+    if (original.requires_grad()) {
+      real.unsafeGetTensorImpl()->set_requires_grad(true);
+    }
+  }
+
+  at::Tensor convert_opaque(const at::Tensor& tensor, bool is_mutable) {
+    for (const Opaque& other : opaque) {
+      if (other.original.is_same(tensor)) {
+        return other.real;
+      }
+    }
+    std::vector<at::Tensor> parts = parts_of(tensor);
+    for (at::Tensor& part : parts) {
+      part = convert(part, is_mutable);
+    }
+    opaque.push_back({tensor, with_parts(tensor, parts), is_mutable});
+    if (!is_mutable) {
+      mark_requires_grad(opaque.back().real, tensor);
+    }
+    return opaque.back().real;
+  }
 
   at::Tensor convert(const at::Tensor& tensor, bool is_mutable) {
     if (!tensor.defined() || !is_tarry(tensor)) {
@@ -97,6 +99,9 @@ struct RealArguments {
         return tensor.to(device);
       }
       return tensor;
+    }
+    if (is_opaque(tensor)) {
+      return convert_opaque(tensor, is_mutable);
     }
     for (size_t i = 0; i < originals.size(); ++i) {
       if (originals[i].is_same(tensor)) {
@@ -112,6 +117,9 @@ struct RealArguments {
     originals.push_back(tensor);
     is_read.push_back(!is_mutable);
     real.push_back(tarry::alias(view)); // the kernel may resize it; the storage's own data keep their layout
+    if (!is_mutable) {
+      mark_requires_grad(real.back(), tensor);
+    }
     if (owns) {
       std::lock_guard<std::mutex> guard(storage->state->mutex);
       written.push_back({storage, storage->data, view.storage().nbytes()});
@@ -144,6 +152,7 @@ struct RealArguments {
       std::lock_guard<std::mutex> guard(each.storage->state->mutex);
       if (each.storage->data.is_same(each.data)) {
         graveyard.tensors.push_back(std::exchange(each.storage->data, std::move(renewed)));
+        each.storage->note_stored();
         if (home != each.storage->home) {
           each.storage->become(home);
         }
@@ -165,6 +174,72 @@ struct RealArguments {
         impl->set_sizes_and_strides(real[i].sizes(), real[i].strides(), real[i].storage_offset());
       }
     }
+    for (const Opaque& each : opaque) {
+      if (each.is_mutable) {
+        set_parts(each.original, each.real, adopt_parts(state, each.real));
+      }
+    }
+  }
+
+  // The argument whose memory a tensor of the kernel's looks at, and in the same way if `exactly`; null if there is none.
+  const at::Tensor* base_of(const at::Tensor& tensor, bool exactly) const {
+    const auto* memory = tensor.storage().unsafeGetStorageImpl();
+    for (size_t i = 0; i < real.size(); ++i) {
+      const bool same = real[i].storage().unsafeGetStorageImpl() == memory && !tensor.is_conj() && !tensor.is_neg();
+      if (same && (!exactly || layout_of(tensor.unsafeGetTensorImpl())->describes(originals[i].unsafeGetTensorImpl()))) {
+        return &originals[i];
+      }
+    }
+    return nullptr;
+  }
+
+  // Ours for one that the kernel gives: an argument, a new tensor or, from a sparse or nested one, perhaps a view.
+  at::Tensor adopt(DeviceState& state, const at::Tensor& tensor) const {
+    for (size_t i = 0; i < real.size(); ++i) {
+      if (real[i].is_same(tensor)) {
+        return originals[i];
+      }
+    }
+    for (const Opaque& each : opaque) {
+      if (each.real.is_same(tensor)) {
+        return each.original;
+      }
+    }
+    const at::Tensor* base = opaque.empty() ? nullptr
+                                            : base_of(is_opaque(tensor) ? parts_of(tensor).back() : tensor, /*exactly=*/false);
+    c10::InferenceMode mode(base ? base->is_inference() : c10::InferenceMode::is_enabled()); // a view is what its base is
+    if (is_opaque(tensor)) {
+      return with_parts(tensor, adopt_parts(state, tensor));
+    }
+    if (base) {
+      return make_tensor(
+          state, layout_of(tensor.unsafeGetTensorImpl()), StoragePtr::reclaim_copy(storage_of(base->unsafeGetTensorImpl())));
+    }
+    return wrap_real(state, tensor);
+  }
+
+  // Parts keep their strides: eager leaves indices in a larger buffer, and PyTorch decides by that whether it copies a gradient.
+  at::Tensor adopt_part(DeviceState& state, const at::Tensor& part) const {
+    const auto item = static_cast<int64_t>(part.element_size()), nbytes = static_cast<int64_t>(part.storage().nbytes());
+    const Layout* layout = layout_of(part.unsafeGetTensorImpl());
+    if (base_of(part, /*exactly=*/false) || part.storage().use_count() != 1 || nbytes % item != 0 || part.is_conj() ||
+        part.is_neg() || layout->dense) {
+      return adopt(state, part);
+    }
+    const Layout* home = flat_layout(layout->dtype, nbytes / item);
+    auto storage = c10::make_intrusive<TarryStorage>(&state, home, home->nbytes);
+    storage->data = view_as_layout(part, home);
+    storage->note_stored();
+    return make_tensor(state, layout, std::move(storage));
+  }
+
+  std::vector<at::Tensor> adopt_parts(DeviceState& state, const at::Tensor& tensor) const {
+    std::vector<at::Tensor> parts = parts_of(tensor);
+    for (at::Tensor& part : parts) {
+      const at::Tensor* same = base_of(part, /*exactly=*/true);
+      part = same ? *same : adopt_part(state, part);
+    }
+    return parts;
   }
 
   c10::IValue convert(const c10::IValue& value, const Argument& declared) {
@@ -185,119 +260,48 @@ struct RealArguments {
   }
 };
 
-c10::IValue wrap_result(const c10::IValue& value, DeviceState& state, const RealArguments& arguments, const Operator& op) {
+c10::IValue wrap_result(const c10::IValue& value, DeviceState& state, const RealArguments& arguments) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
     if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
       return value;
     }
-    for (size_t i = 0; i < arguments.real.size(); ++i) {
-      if (arguments.real[i].is_same(tensor)) {
-        return arguments.originals[i];
-      }
-    }
-    TORCH_CHECK(
-        tensor.layout() == c10::kStrided, "tarry: ", op.name, " gives a ", tensor.layout(),
-        " tensor; tarry supports strided (dense) tensors only. ", "Run this part on the CPU.");
-    return wrap_real(state, tensor);
+    return arguments.adopt(state, tensor);
   }
   if (value.isTensorList()) {
     c10::List<at::Tensor> list;
     for (const c10::IValue& item : value.toListRef()) {
-      list.push_back(wrap_result(item, state, arguments, op).toTensor());
+      list.push_back(wrap_result(item, state, arguments).toTensor());
     }
     return list;
   }
   return value;
 }
 
-} // namespace
-
-void set_keeps_frames(bool keeps) {
-  keeps_frames = keeps;
-}
-
-void set_callbacks(const Callbacks& given) {
-  for (PyObject* callback : {given.sync, given.batch, given.failure, given.diagnose, given.fallback, given.read}) {
-    Py_XINCREF(callback);
-  }
-  callbacks = given;
-}
-
-namespace {
-
-void call_runtime(c10::DeviceIndex device, const char* reason, bool awaited) {
-  check_fork(); // before any lock that the parent may have held
-  Gil gil;
-  Py_DECREF(call(callbacks.sync, Py_BuildValue("(isN)", static_cast<int>(device), reason, PyBool_FromLong(awaited))));
-}
-
-} // namespace
-
-void request_sync(c10::DeviceIndex device, const char* reason) {
-  check_fork();
-  if (!serve(device_state(device), reason, /*awaited=*/true)) {
-    call_runtime(device, reason, /*awaited=*/true);
-  }
-}
-
-void hand_over(std::shared_ptr<Batch> batch, const char* reason) {
-  Gil gil;
-  Py_DECREF(call(callbacks.batch, Py_BuildValue("(Ns)", batch_object(std::move(batch)), reason)));
-}
-
-void diagnose(std::shared_ptr<Batch> batch, void* diagnose, std::exception_ptr error) {
-  Gil gil;
-  PyObject* const arguments = Py_BuildValue(
-      "(NON)", batch_object(std::move(batch)), static_cast<PyObject*>(diagnose), rethrower(std::move(error)));
-  Py_DECREF(call(callbacks.diagnose, arguments));
-}
-
-void report_failure(const char* error) {
-  Gil gil;
-  Py_DECREF(call(callbacks.failure, Py_BuildValue("(s)", error)));
-}
-
-void request_cut(c10::DeviceIndex device, const char* reason) {
-  if (serve(device_state(device), reason, /*awaited=*/false)) {
-    return;
-  }
-  call_runtime(device, reason, /*awaited=*/false);
-}
-
-at::Tensor read_backend_data(const at::Tensor& stand_in) {
-  Gil gil;
-  THPObjectPtr result(call(callbacks.read, Py_BuildValue("(N)", THPVariable_Wrap(stand_in))));
-  return THPVariable_Unpack(result.get()).detach(); // see Batch::inputs
-}
-
-namespace {
-
 // Asks whether the operator may run eagerly, before it does; says afterwards what it took, in seconds.
-void report_fallback(DeviceState& state, const Operator& op, const char* reason, uint32_t site, double seconds) {
-  if (C10_LIKELY(!is_watched())) {
+void count_fallback(DeviceState& state, const Operator& op, const char* reason, const Place& place, double seconds) {
+  if (C10_LIKELY(!is_watched() && !is_logging())) {
     if (seconds >= 0) {
       std::lock_guard<std::mutex> guard(state.mutex);
-      ++state.executor->served.fallbacks[{&op, site}];
-      state.executor->served.fallback_seconds += seconds;
+      ServedCounts::Fallback& counted = state.executor->served.fallbacks[{&op, place.site}];
+      ++counted.count;
+      counted.seconds += seconds;
     }
     return;
   }
-  Gil gil;
-  auto [file, line] = site_location(site);
-  Py_DECREF(call(callbacks.fallback, Py_BuildValue("(sssid)", op.name.c_str(), reason, file.c_str(), line, seconds)));
+  report_fallback(op.name, reason, place, seconds);
 }
 
 } // namespace
 
 void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reason) {
   const auto start = std::chrono::steady_clock::now();
-  const uint32_t site = current_site();
+  const Place place = current_place();
   const size_t count = op.arguments.size();
   const auto arguments = torch::jit::last(*stack, count);
   DeviceState* const state = &device_of(arguments);
-  report_fallback(*state, op, reason, site, -1);
-  RealArguments real{reason, real_device(state->index), {}, {}, {}, {}};
+  count_fallback(*state, op, reason, place, -1);
+  RealArguments real{reason, real_device(state->index), {}, {}, {}, {}, {}};
   std::optional<at::Generator> given;
   torch::jit::Stack call_stack;
   // The written ones first: they may get a new buffer.
@@ -320,6 +324,7 @@ void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reaso
   }
   try {
     PlainDispatch plain;
+    const CountedMemory counted(state->index);
     std::optional<SeededCall> seeded;
     if (draws_on_host(op, arguments)) {
       if (given) {
@@ -328,6 +333,7 @@ void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reaso
     } else if (op.draws(arguments)) {
       seeded.emplace(op, draw_seed(given, state->index), call_stack, real.device);
     }
+    const DeviceTime time;
     op.handle.callBoxed(&call_stack);
   } catch (...) {
     real.write_back(*state);
@@ -341,13 +347,11 @@ void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reaso
       "are undefined; give another tensor as out=");
   torch::jit::Stack results;
   for (const c10::IValue& value : call_stack) {
-    results.push_back(wrap_result(value, *state, real, op));
+    results.push_back(wrap_result(value, *state, real));
   }
   torch::jit::drop(*stack, count);
-  for (auto& result : results) {
-    stack->push_back(std::move(result));
-  }
-  report_fallback(*state, op, reason, site, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  std::move(results.begin(), results.end(), std::back_inserter(*stack));
+  count_fallback(*state, op, reason, place, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
 }
 
 } // namespace tarry

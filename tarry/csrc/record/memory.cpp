@@ -77,6 +77,17 @@ int64_t pinned_bytes(DeviceState& state) {
   return found;
 }
 
+int64_t promised_bytes(DeviceState& state) {
+  std::lock_guard<std::mutex> guard(state.mutex);
+  int64_t promised = state.bytes.live - state.bytes.stored;
+  for (const TarryStorage* storage = state.pending; storage; storage = storage->next) {
+    if (storage->leaf && storage->leaf_epoch == state.epoch) {
+      promised -= static_cast<int64_t>(storage->home->nbytes);
+    }
+  }
+  return std::max<int64_t>(promised, 0);
+}
+
 bool over_budget(DeviceState& state, bool reads_pending) {
   DeviceBytes& bytes = counts(state);
   bytes.peak = std::max(bytes.peak, bytes.live.load(std::memory_order_relaxed));

@@ -24,6 +24,10 @@ namespace tarry {
 void set_max_pending_bytes(int64_t bytes);
 int64_t pinned_bytes(DeviceState& state); // exactly, by a walk over all that is pending. Under the lock.
 
+// The bytes of live tensors that have no real memory yet: uninitialised, pending, or in the hands of a backend. What replaces contents
+// that are still there is written over them, and takes no more.
+int64_t promised_bytes(DeviceState& state);
+
 // The storage dies, or gets contents that do not follow from its old ones: it gives up its leaf. Under the lock.
 void drop_leaf(TarryStorage* storage, Graveyard& graveyard);
 

@@ -11,6 +11,7 @@
 #include <numeric>
 
 #include "core/generator.h"
+#include "record/opaque.h"
 
 namespace tarry {
 
@@ -221,9 +222,10 @@ void describe_result(const c10::IValue& value, const c10::AliasInfo* alias, cons
       signature.items.push_back({Signature::Return::Undefined, 0, {}});
       return;
     }
-    TORCH_CHECK(
-        tensor.layout() == c10::kStrided, "tarry: ", probe.op.name, " gives a ", tensor.layout(),
-        " tensor; tarry supports strided (dense) tensors only. ", "Run this part on the CPU.");
+    if (is_opaque(tensor)) {
+      signature.runs_eagerly = true;
+      return;
+    }
     if (alias) {
       const auto& declared = probe.op.handle.schema().arguments();
       for (uint32_t i = 0; i < probe.tensors.size(); ++i) {

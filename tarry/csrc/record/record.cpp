@@ -8,8 +8,10 @@
 #include <atomic>
 
 #include "execute/executor.h"
+#include "execute/serve.h"
 #include "core/generator.h"
 #include "device/hooks.h"
+#include "device/lend.h"
 #include "record/memory.h"
 #include "record/host_mode.h"
 #include "record/provenance.h"
@@ -182,6 +184,12 @@ bool reads_in_flight(const Scan& scan) {
       std::any_of(scan.tensors.begin(), scan.tensors.end(), [&](const TensorArgument& argument) {
            return executor.computes(argument.storage->value) && !is_discarded(scan, argument);
          });
+}
+
+// Whether others may write an argument's memory, or look at it, at any time. Under the lock.
+bool reads_lent(const Scan& scan) {
+  return std::any_of(
+      scan.tensors.begin(), scan.tensors.end(), [](const TensorArgument& argument) { return argument.storage->is_lent(); });
 }
 
 // An operator may write to an argument that it reads only if it works element by element, and looks at both in the same way.
@@ -427,6 +435,9 @@ const char* record_node(Scan& scan, c10::ArrayRef<c10::IValue> arguments, Record
   const uint32_t site = current_site();
   Graveyard graveyard;
   std::unique_lock<std::mutex> lock(state.mutex);
+  if (C10_UNLIKELY(state.position == 0)) {
+    state.began = std::chrono::steady_clock::now();
+  }
   const Signature* signature = made.signature = find_signature(scan, arguments, lock);
   if (C10_UNLIKELY(signature->runs_eagerly)) {
     return op.has_out ? "what becomes of its out= arguments is unknown" : "its output shape depends on data";
@@ -447,6 +458,9 @@ const char* record_node(Scan& scan, c10::ArrayRef<c10::IValue> arguments, Record
   NodePtr node;
   if (!signature->only_views) {
     settle_arguments(scan, lock);
+    if (C10_UNLIKELY(any_loans()) && reads_lent(scan)) {
+      return "others look at its memory (DLPack or __cuda_array_interface__)";
+    }
     if (op.has(kRandom)) {
       add_seed(scan, arguments);
     }

@@ -47,8 +47,8 @@ void Scan::tensor(const at::Tensor& tensor, bool is_mutable) {
   }
   TarryStorage* storage = storage_of(impl);
   TORCH_CHECK(
-      storage, "tarry: ", op.name, " was given a ", tensor.layout(), " tensor; tarry supports strided (dense) tensors only. ",
-      "Call .to_dense() first, or keep this tensor on the CPU.");
+      storage, "tarry: ", op.name, " was given a ", tensor.layout(), " tensor without a storage on the device. ",
+      "Call .to_dense() on it first, or keep it on the CPU.");
   if (C10_UNLIKELY(!state)) {
     state = storage->state;
   } else {

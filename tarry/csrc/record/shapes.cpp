@@ -136,8 +136,9 @@ std::unique_ptr<Signature> infer_with_out(const Operator& op, Arguments argument
 
 // For operators whose meta kernel is missing, or refuses the call.
 std::unique_ptr<Signature> infer_without_meta(const Operator& op, Arguments arguments, const std::exception_ptr& meta_error) {
-  if (!op.has(kListed) && is_not_implemented(meta_error)) {
-    // A custom operator without a meta (fake) kernel: nothing says that its shapes do not depend on data.
+  if (!op.has(kListed) && (is_not_implemented(meta_error) || !op.handle.hasKernelForDispatchKey(c10::DispatchKey::Meta))) {
+    // A custom operator without a meta (fake) kernel: nothing says that its shapes do not depend on data. A kernel for all devices
+    // may stumble over tensors without data.
     return eager_signature();
   }
   if (op.handle.schema().name().rfind("aten::", 0) != 0) {

@@ -61,65 +61,11 @@ void note_upload(const TarryStorage& storage, const at::Tensor& source) {
   }
 }
 
-// ---- a batch with nodes of its own
-
-namespace {
-
-NodePtr copy_node(const Node& node) {
-  auto copy = c10::make_intrusive<Node>();
-  copy->op = node.op;
-  copy->signature = node.signature;
-  copy->type_hash = node.type_hash;
-  copy->hash = node.hash;
-  copy->position = node.position; // of no epoch: the recorder does not use it again
-  copy->site = node.site;
-  copy->region = node.region;
-  copy->constants = node.constants;
-  copy->slots = node.slots;
-  copy->mutations = node.mutations;
-  copy->leaf_layout = node.leaf_layout;
-  copy->may_fail = node.may_fail;
-  return copy;
-}
-
-std::shared_ptr<Batch> copy_batch(const Batch& batch) {
-  auto copy = std::make_shared<Batch>();
-  copy->state = batch.state;
-  copy->epoch = 0;
-  copy->key = batch.key;
-  copy->replaces = batch.replaces;
-  copy->may_fail = batch.may_fail;
-  copy->replayed = true;
-  std::vector<NodePtr> copies(batch.slots + 1); // by first slot
-  for (const NodePtr& node : batch.order) {
-    NodePtr made = copy_node(*node);
-    // What an input was computed from, in an earlier batch, is not part of this one. A replay's own nodes are never inputs:
-    // if they have results, these were kept for nodes that another thread has recorded meanwhile.
-    if (batch.replayed || !is_input(*node)) {
-      for (const Edge& edge : node->edges) {
-        made->edges.push_back({copies[batch.slot_of(*edge.node)], edge.output, edge.view});
-      }
-    }
-    copies[batch.slot_of(*node)] = made;
-    copy->order.push_back(std::move(made));
-  }
-  for (const Root& root : batch.roots) {
-    copy->roots.push_back({nullptr, copies[batch.slot_of(*root.node)], root.output});
-  }
-  copy->number_values(/*epoch=*/0);
-  return copy;
-}
-
-} // namespace
+// ---- a call that was watched
 
 uint64_t serial_of(const at::Tensor& tensor) {
   const TarryStorage* storage = is_tarry(tensor) ? storage_of(tensor.unsafeGetTensorImpl()) : nullptr;
   return storage ? storage->serial : 0;
-}
-
-StoragePtr hold(TarryStorage* storage) {
-  c10::raw::weak_intrusive_ptr::incref(storage);
-  return WeakStorage::reclaim(storage).lock();
 }
 
 Snapshot::Snapshot(const Batch& original, Trace& trace) : batch(copy_batch(original)) {
@@ -144,7 +90,12 @@ Snapshot::Snapshot(const Batch& original, Trace& trace) : batch(copy_batch(origi
     }
   }
   for (const Root& root : original.roots) {
-    held.push_back(root.storage ? hold(root.storage) : StoragePtr());
+    StoragePtr storage; // unless another thread is just dropping the last reference: the lock keeps it from going further
+    if (root.storage) {
+      c10::raw::weak_intrusive_ptr::incref(root.storage);
+      storage = WeakStorage::reclaim(root.storage).lock();
+    }
+    held.push_back(std::move(storage)); // given up after the lock
     storages.emplace_back(held.back());
     serials.push_back(held.back() ? held.back()->serial : 0); // 0: died since it was collected
   }
@@ -277,6 +228,9 @@ std::optional<std::string> Replay::check_contents(const Storages& found) const {
     if (storage->value.node || !storage->data.defined()) {
       return "a tensor that the step reads has no contents yet";
     }
+    if (storage->is_lent()) {
+      return "others look at the memory of a tensor that the step reads (DLPack or __cuda_array_interface__)";
+    }
   }
   for (size_t i = 0; i < plan_.targets.size(); ++i) {
     if (plan_.targets[i].from == From::Dropped || plan_.targets[i].from == From::Fresh) {
@@ -286,6 +240,9 @@ std::optional<std::string> Replay::check_contents(const Storages& found) const {
     const Root& root = batch_->roots[i];
     if (!storage || storage->home != root.node->output_layout(root.output) || storage->value.node) {
       return "a tensor that the step writes was resized or replaced";
+    }
+    if (storage->is_lent()) {
+      return "others look at the memory of a tensor that the step writes (DLPack or __cuda_array_interface__)";
     }
   }
   return std::nullopt;
@@ -318,11 +275,6 @@ void Replay::set_numbers(const std::vector<double>& numbers) {
     const auto [node, which] = number_positions_[i];
     set_number(*batch_->order[node], which, numbers[i]);
   }
-}
-
-const Batch& Replay::with_numbers(const std::vector<double>& numbers) {
-  set_numbers(numbers);
-  return *batch_;
 }
 
 void Replay::make_fresh(Storages& storages) const {

@@ -58,9 +58,6 @@ inline void trace_upload(const TarryStorage& storage, const at::Tensor& source) 
 }
 
 uint64_t serial_of(const at::Tensor& tensor); // of its storage; 0 if that is not one of ours
-// A reference to a root's storage, unless another thread is just dropping the last one. Called under the lock, which keeps
-// a storage that is about to die from going further than that; the reference must be given up after it.
-StoragePtr hold(TarryStorage* storage);
 
 // The batch of a traced call, copied before it runs: nodes of its own, and storages by weak reference.
 struct Snapshot {
@@ -120,10 +117,7 @@ class Replay {
       const std::vector<at::Tensor>& arguments, const std::vector<double>& numbers);
   // Why arm() would do nothing with these arguments, if it would not.
   std::optional<std::string> refusal(const std::vector<at::Tensor>& arguments) const;
-  // The batch, numbered as it was when it was collected, and with these numbers. No step may be in flight.
-  const Batch& with_numbers(const std::vector<double>& numbers);
   const std::shared_ptr<Batch>& batch() { return batch_; }
-  const Plan& plan() const { return plan_; }
 
  private:
   struct Storages; // by reference, for the time of one call of arm()

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import TypeVar
 
-from torch.profiler import record_function
-
 from tarry import events
 from tarry.backends.base import Backend, Batch, Policy, Recording
 from tarry.config import config
 from tarry.errors import BackendError, RecompileError, Unsupported
+from tarry.runtime import limits
 from tarry.runtime.compile.computations import Build, note_family
 from tarry.runtime.compile.jobs import Background, Job
+from tarry.runtime.compile.observe import Observer, show_begun, show_compiled
 from tarry.runtime.compile.process import CompileProcess, StoppedError
 from tarry.runtime.compile.reasons import KnownGraphs, NoRecompile
 from tarry.runtime.entry import Reason
@@ -28,6 +28,17 @@ T = TypeVar("T")
 log = logging.getLogger("tarry")
 
 
+def _fault(backend: Backend, recording: Recording, error: Exception) -> None:
+    """A backend has failed to compile something."""
+    what = {"stage": "compile", "backend": backend.name, "error": repr(error), **recording.place}
+    events.emit("error", **what)
+    events.emit("backend_fault", reason=f"it failed to compile {recording.describe()}: {_first_line(error)}", **what)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+
+
 class Compiler:
     """Makes programs, on any thread, from what `Recording.take()` took; the engine decides when."""
 
@@ -37,6 +48,8 @@ class Compiler:
         self._known = KnownGraphs()
         self.no_recompile = NoRecompile()
         self.chosen: Policy | None = None
+        self.observer: Observer | None = None
+        """Is shown each graph that is compiled."""
         os.register_at_fork(after_in_child=self._after_fork)
 
     def policy(self, backend: Backend) -> Policy:
@@ -100,7 +113,7 @@ class Compiler:
             except StoppedError:
                 raise
             except Exception as error:  # there is still a program for each size
-                events.emit("error", stage="compile", backend=backend.name, error=repr(error))
+                _fault(backend, recording, error)
                 message = f"compiling for all sizes failed: {type(error).__name__}: {error}"
                 log.warning("tarry: %s; each size is compiled by itself", message)
                 return Reason(message)
@@ -120,31 +133,26 @@ class Compiler:
     @contextmanager
     def _build(self, backend: Backend, recording: Recording, background: bool) -> Iterator[Build]:
         start = perf_counter()
-        build = Build(backend, recording, self._process if background else None)
-        with record_function("tarry::compile"):
-            try:
-                yield build
-            except StoppedError:
-                raise  # the program has no use any more
-            except Exception as error:
-                events.emit("error", stage="compile", backend=backend.name, error=repr(error))
-                what = recording.describe()
-                if isinstance(error, BackendError | NotImplementedError):
-                    error.add_note(f"while backend {backend.name!r} compiled {what}; all is still pending")
-                    raise
-                raise BackendError(
-                    f"backend {backend.name!r} failed to compile {what}: {type(error).__name__}: {error}\n"
-                    f"All is still pending: tarry.set_backend('eager') computes it without this backend."
-                ) from error
+        build = Build(backend, recording, self._process if background else None, None if self.observer is None else {})
+        if background:
+            show_begun(self.observer, build)
+        try:
+            yield build
+        except StoppedError:
+            raise  # the program has no use any more
+        except Exception as error:
+            _fault(backend, recording, error)
+            what = recording.describe()
+            if isinstance(error, BackendError | NotImplementedError):
+                error.add_note(f"while backend {backend.name!r} compiled {what}; all is still pending")
+                raise
+            raise BackendError(
+                f"backend {backend.name!r} failed to compile {what}: {type(error).__name__}: {error}\n"
+                f"All is still pending: tarry.set_backend('eager') computes it without this backend."
+            ) from error
         if build.compiled or not build.loaded:
-            events.emit(
-                "compile",
-                backend=backend.name,
-                key=recording.key,
-                operations=recording.num_operations,
-                seconds=perf_counter() - start,
-                reason=build.reason,
-                background=background,
-                lines=recording.lines,
-                **recording.place,
-            )
+            seconds = perf_counter() - start
+            events.emit("compile", key=recording.key, seconds=seconds, **build.described())
+            if seconds > limits.SLOW_COMPILE_SECONDS:
+                events.emit("slow_compile", seconds=seconds, **build.described())
+        show_compiled(self.observer, build, perf_counter() - start, background)

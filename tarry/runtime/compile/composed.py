@@ -24,7 +24,9 @@ def compile_graph(build: Build, graph: Graph, sizes: Sizes | None = None) -> Com
     if found is None:
         return build.computation(graph, sizes)
     parts = [build.computation(piece) for piece in found.graphs]
-    events.emit("pieces", calls=len(found.calls), kinds=len(parts))
+    reason = f"{len(parts)} kinds of pieces repeat in it"
+    place = build.recording.place
+    events.emit("pieces", calls=len(found.calls), kinds=len(parts), reason=reason, **place)
     return backend.compose(graph, found, parts) or _composed(graph, found, parts)
 
 

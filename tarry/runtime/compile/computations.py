@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from tarry import events
 from tarry.backends.base import Backend, Computation, Recording, Run
@@ -14,7 +16,7 @@ from tarry.ir.sizes import Symbols
 from tarry.runtime import limits
 from tarry.runtime.compile.jobs import yield_to_user
 from tarry.runtime.compile.process import CannotError, CompileProcess
-from tarry.runtime.compile.reasons import reasons
+from tarry.runtime.compile.reasons import FIRST, reasons
 from tarry.store import Identity, Store, identify, identify_note, identify_range
 
 _stores: dict[tuple[str, int], Store] = {}
@@ -65,15 +67,48 @@ class Sizes:
 class Build:
     """Makes the computations of one step, which may be several, and counts where they came from."""
 
-    def __init__(self, backend: Backend, recording: Recording, process: CompileProcess | None = None) -> None:
-        """`process`: where to compile, if not here."""
+    def __init__(
+        self,
+        backend: Backend,
+        recording: Recording,
+        process: CompileProcess | None = None,
+        stages: dict[str, Graph] | None = None,
+    ) -> None:
+        """`process`: where to compile, if not here. `stages`: where to keep the graph at each stage, if anywhere."""
         self.backend = backend
         self.recording = recording
         self._process = process
+        self.stages = stages
+        self.text: Callable[[], str] | None = None
+        """What makes the text of the program."""
         self.reason = ""  # why there is no program yet
         self.announced = False
         self.compiled = 0
         self.loaded = 0
+
+    @property
+    def origin(self) -> str:
+        """Where the program came from: a word for reports."""
+        if self.compiled and self.loaded:
+            return "mixed"
+        return "stored" if self.loaded else "compiled"
+
+    def keep(self, stage: str, graph: Graph) -> None:
+        """Have a graph shown in reports, as one more stage."""
+        if self.stages is not None:
+            self.stages[stage] = graph
+
+    def described(self) -> dict[str, Any]:
+        """What is compiled, why and where, as fields of an event."""
+        return {
+            "operations": self.recording.num_operations,
+            "again": bool(self.reason),
+            "reason": self.reason or FIRST,
+            "background": self._process is not None,
+            "backend": self.backend.name,
+            "lines": self.recording.lines,
+            **self.recording.place,
+        }
 
     def announce(self, reason: str) -> None:
         """Print why something is compiled."""
@@ -90,16 +125,14 @@ class Build:
         if not self.announced:
             self.announce(self.reason)
         if not self.compiled:
-            recording = self.recording
-            size, lines = recording.num_operations, recording.lines
-            events.emit("compiling", operations=size, reason=self.reason, lines=lines, **recording.place)
+            events.emit("compiling", **self.described())
         self.compiled += 1
         remote = self._compile_elsewhere(graph, sizes)
         made = self._compile_here(graph, sizes) if remote is None else self._loaded(graph, remote)
         if store is not None and free is not None:
             artifact = self._artifact(made) if remote is None else remote
             if artifact is not None:
-                store.put(free, artifact)
+                store.put(free, artifact, self.recording.place)
         return made
 
     def _look_up(self, store: Store, graph: Graph, sizes: Sizes | None) -> tuple[Computation | None, Identity | None]:
@@ -121,13 +154,13 @@ class Build:
         return self.backend.fingerprint()
 
     def _stored(self, store: Store, identity: Identity, graph: Graph) -> Computation | None:
-        data = store.get(identity)
+        data = store.get(identity, self.recording.place)
         if data is None:
             return None
         try:
             return self._loaded(graph, data)
         except Exception as error:
-            store.reject(identity, f"{type(error).__name__}: {error}")
+            store.reject(identity, f"{type(error).__name__}: {error}", self.recording.place)
             return None
 
     def _loaded(self, graph: Graph, data: bytes) -> Computation:
@@ -139,7 +172,7 @@ class Build:
         try:
             return self._process.compile(self.backend, graph, None if sizes is None else sizes.exemplary)
         except CannotError as error:
-            events.emit("compile_here", backend=self.backend.name, reason=str(error))
+            events.emit("compile_here", backend=self.backend.name, reason=str(error), **self.recording.place)
             return None
 
     def _compile_here(self, graph: Graph, sizes: Sizes | None) -> Computation:
@@ -153,7 +186,7 @@ class Build:
             return None if made.artifact is None else made.artifact()
         except Exception as error:
             reason = error.reason if isinstance(error, Unsupported) else f"{type(error).__name__}: {error}"
-            events.emit("store_skip", backend=self.backend.name, reason=reason)
+            events.emit("store_skip", backend=self.backend.name, reason=reason, **self.recording.place)
             return None
 
 

@@ -55,6 +55,8 @@ class Job(Generic[T]):
         self._finished = threading.Event()
         self.result: T | None = None
         self.error: BaseException | None = None
+        self.seconds = 0.0
+        """What it took."""
 
     @property
     def done(self) -> bool:
@@ -71,12 +73,14 @@ class Job(Generic[T]):
 
     def run(self) -> None:
         work, self._work = self._work, None
+        start = time.perf_counter()
         try:
             if work is not None:
                 self.result = work()
         except BaseException as error:
             self.error = error
         finally:
+            self.seconds = time.perf_counter() - start
             self._finished.set()
 
     def cancel(self) -> None:

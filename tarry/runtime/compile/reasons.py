@@ -14,6 +14,7 @@ from tarry.ir.graph import Graph
 from tarry.runtime import limits
 
 _logger = logging.getLogger("tarry")
+FIRST = "the graph is new: none like it was compiled before"
 
 
 class KnownGraphs:

@@ -50,6 +50,7 @@ class SizedVariants(Variants):
                 for graph in self._graphs
             ]
             graph = generalize(ready, self._exemplars, self._template.polynomials)
+            build.keep("lowered", graph)
         except IRError as error:
             raise Unsupported(None, str(error)) from error
         yield_to_user()

@@ -79,6 +79,7 @@ KERNELS: dict[str, Kernel] = {
     "aten::max.dim": max_dim,
     "aten::native_layer_norm": native_layer_norm,
     "aten::split_copy.Tensor": split_copy_tensor,
+    "aten::view": view_copy,
     "aten::view_copy": view_copy,
 }
 """The kernel of each operator."""
