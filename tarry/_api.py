@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 import torch
 
-from tarry import device, events, integrations, metrics, places
+from tarry import device, distributed, events, integrations, metrics, places
 from tarry.backends import registry
 from tarry.backends.base import Backend, Policy
 from tarry.codegen.op_table import Kind, load_table
@@ -365,6 +365,11 @@ def _at_exit() -> None:
             _report.close()
 
 
+def _user_line() -> str:
+    place = places.here()
+    return f"{place['file']}:{place['line']}"
+
+
 def _is_program() -> bool:
     """Whether this process is one that a user has started, and not a command of tarry's or a worker."""
     main = sys.modules.get("__main__")
@@ -411,6 +416,7 @@ def _install() -> None:
             C.refuse_operator(entry.name)
     C.register_layouts()
     device.install(C, synchronize=_synchronize, is_portable=lambda: config.portable_checkpoints)
+    distributed.install(_synchronize, C.reduction, _user_line)
     hooks = StepHooks(_Steps())
     hooks.guard_grad_scaler()
     hooks.speed_up()

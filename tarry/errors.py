@@ -31,6 +31,13 @@ class Unsupported(BackendError):  # noqa: N818 - raised to decline, not to repor
         self.reason = reason
 
 
+class CollectiveError(TarryError):
+    """Ranks of a process group do not agree on a collective, or one of them has failed. It names the ranks and their lines.
+
+    Failing: `if rank == 0: dist.all_reduce(x)`. Cured: every rank calls it.
+    """
+
+
 class FallbackError(TarryError):
     """An operator would have run eagerly while `tarry.config.fallback` is "error".
 

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tarry.backends.base import Backend
 from tarry.ir.graph import Graph, Node, Value, producers
 from tarry.ir.layout import VIEW_RULES
+from tarry.ir.operators import COLLECTIVES
 from tarry.passes.own_outputs import own_outputs
 from tarry.passes.subgraph import subgraph, with_views
 
 Supports = Callable[[Node], bool]
+
+
+def compiles(backend: Backend, node: Node) -> bool:
+    """Whether a node goes to the backend's compiler. Collectives do not: each has to run once, also if a program fails."""
+    return node.op not in COLLECTIVES and backend.supports(node)
 
 
 @dataclass(frozen=True)

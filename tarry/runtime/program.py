@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -15,11 +16,12 @@ import torch
 
 from tarry import events, places
 from tarry.backends.base import Backend, Batch, Computation, PythonNumber
-from tarry.backends.partition import Part, partition
+from tarry.backends.partition import Part, compiles, partition
 from tarry.config import config
 from tarry.errors import BackendError, FallbackError
 from tarry.ir.evaluate import run_node
 from tarry.ir.graph import Graph, Node, Value, producers
+from tarry.ir.operators import COLLECTIVES
 from tarry.ir.sizes import Symbols
 from tarry.ir.text import node_text
 from tarry.native import C
@@ -44,13 +46,14 @@ class Program:
         self._what = build.recording.describe()
         self._opaque = backend.capabilities.opaque_data
         self._converts = not self._opaque and converts(backend)
-        self._unknown = [node for node in graph.nodes if not backend.supports(node)]
+        on_device = [node for node in graph.nodes if not compiles(backend, node)]
+        self._unknown = [node for node in on_device if node.op not in COLLECTIVES]
         self._whole: Computation | None = None
         self._parts: list[tuple[Part, Computation | None]] = []
-        if not self._unknown:
+        if not on_device:
             self._whole = compile_graph(build, graph, sizes) if parts is None else _compile_split(build, graph, parts)
         else:
-            for part in partition(graph, backend.supports):
+            for part in partition(graph, partial(compiles, backend)):
                 self._parts.append((part, None if part.graph is None else compile_graph(build, part.graph)))
         # Outputs that are written into the buffer of the input that they replace.
         self._in_place: dict[int, int] = {}
@@ -202,7 +205,7 @@ class Program:
         for value in part.takes:
             local[value] = self._typed(value, backend.to_tensor(environment[value])).to(fallback)
         for node in part.nodes:
-            if id(node) in unknown:  # others are views that these read
+            if id(node) in unknown:  # others are collectives, and views that these read
                 start = perf_counter()
                 run_node(node, local, numbers, fallback)
                 site = node.site

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
 
 from tarry.backends.base import Backend, PythonNumber, Recording
+from tarry.backends.partition import compiles
 from tarry.errors import Unsupported
 from tarry.ir.graph import Graph, Node, Number, leaves, typed
 from tarry.ir.sizes import Symbols
@@ -141,7 +143,7 @@ class Variants:
         yield_to_user()
         if self._lowerings:
             graph = lower(graph, self._lowerings)
-        graph = decompose(graph, self._decompositions, backend.supports)
+        graph = decompose(graph, self._decompositions, partial(compiles, backend))
         if backend.capabilities.updates_in_place:
             return safe_updates(graph, torch.device(backend.device).type)
         return replace(graph, replaces=(None,) * len(graph.outputs))
@@ -158,7 +160,7 @@ class Variants:
                 continue
             if node.op in self._lowerings:
                 refused = numbers  # as for a decomposition
-            elif backend.supports(node):
+            elif compiles(backend, node):
                 refused = [n for n in numbers if not backend.takes_number(node, n, n.index in varied)]
             elif is_decomposed(node, self._decompositions):
                 refused = numbers  # a decomposition is made for their values

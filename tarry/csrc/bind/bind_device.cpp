@@ -1,4 +1,6 @@
 #include <torch/csrc/Generator.h>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <torch/csrc/jit/api/object.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "bind/bind.h"
@@ -93,6 +95,17 @@ void write_counters(const std::vector<at::Tensor>& counters, const std::vector<d
 
 } // namespace
 
+// A reduction of torch.distributed, as its operators get it, by its number and its factor: a number, a tensor, or None. Python cannot
+// look into it.
+std::pair<int, py::object> reduction(const torch::jit::Object& boxed) {
+  const auto op = c10::IValue(boxed._ivalue()).toCustomClass<c10d::ReduceOp>();
+  if (op->op_ != c10d::ReduceOp::PREMUL_SUM) {
+    return {op->op_, py::none()};
+  }
+  const auto& factor = static_cast<const c10d::NCCLPreMulSumSupplement&>(*op->supplement_);
+  return {op->op_, factor.tensor_factor.defined() ? py::cast(factor.tensor_factor) : py::cast(factor.double_factor)};
+}
+
 void bind_device(py::module& m) {
   register_profiler();
   py::class_<DeviceTime>(m, "DeviceTime", "While it lives, a profiler takes what happens for work of the device.")
@@ -104,6 +117,7 @@ void bind_device(py::module& m) {
   m.def("exchange_device", [](int64_t index) { return static_cast<int>(exchange_device(narrow(index))); }, py::arg("index"));
   m.def("is_used", [] { return detail::use.load() != detail::Use::None; }, "Whether anything was ever made on the device.");
   m.def("in_bad_fork", &in_bad_fork);
+  m.def("reduction", &reduction, py::arg("boxed"));
   m.def("check_fork", &check_fork);
   m.def(
       "default_generator",

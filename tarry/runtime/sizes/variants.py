@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tarry.backends.base import Backend, PythonNumber
+from tarry.backends.partition import compiles
 from tarry.errors import IRError, Unsupported
 from tarry.ir.build import from_raw
 from tarry.ir.graph import Graph
@@ -54,7 +55,7 @@ class SizedVariants(Variants):
         except IRError as error:
             raise Unsupported(None, str(error)) from error
         yield_to_user()
-        unknown = next((node for node in graph.nodes if not self._backend.supports(node)), None)
+        unknown = next((node for node in graph.nodes if not compiles(self._backend, node)), None)
         if unknown is not None:
             raise Unsupported(unknown, "a step with symbolic sizes is compiled as a whole or not at all")
         return Program(self._backend, graph, build, sizes=self._sizes)

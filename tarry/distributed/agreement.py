@@ -1,0 +1,211 @@
+"""Ranks agree on what they are about to do, before they do it.
+
+A collective that one rank calls and another does not - a branch taken on one rank only, a batch more - leaves one waiting for
+ever; two different ones that happen to fit give wrong numbers without a word. So before a group runs a collective, its ranks
+gather what each has recorded: the fingerprints of its next collectives, as many as it knows. They compare as far as all of them
+know, run that much, and gather again. Steps may be cut at different places on different ranks; what counts is the sequence.
+
+A rank that waits longer than a second says in the store what it waits for, and looks what the others have said: one that waits
+for something else, or has failed, will never come. `TARRY_CHECK_COLLECTIVES=0` leaves out the comparison before collectives.
+
+Private name of torch: `distributed_c10d._get_default_store` (2.11 and 2.13).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from tarry.errors import CollectiveError
+
+AHEAD = 63
+"""Fingerprints that are compared at once: a few more than a layer of tensor parallelism has, in a message of 512 bytes."""
+SLICE = timedelta(seconds=1)
+"""How long a rank waits before it looks what the others are doing: longer than steps of small models, short for a person."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A recorded collective: what it is in words, the user's line, and a fingerprint of the words."""
+
+    what: str
+    place: str
+    fingerprint: int
+
+    def __str__(self) -> str:
+        return f"{self.what} at {self.place}"
+
+
+def common_length(rows: Sequence[Sequence[int]]) -> int:
+    """How many collectives all ranks have recorded. Each row has a rank's count, then the fingerprints."""
+    return min(row[0] for row in rows)
+
+
+def first_difference(rows: Sequence[Sequence[int]]) -> int | None:
+    """The position of the first collective that is not the same on all ranks."""
+    for k in range(1, common_length(rows) + 1):
+        if any(row[k] != rows[0][k] for row in rows):
+            return k - 1
+    return None
+
+
+class Agreement:
+    """Of one group: the collectives that this rank has recorded and not run, and how many of them the ranks agree on."""
+
+    def __init__(self, name: str, process_group: dist.ProcessGroup) -> None:
+        self.calls: dict[float, Call] = {}  # by ticket, in order
+        self._name = name
+        self._group = process_group
+        self._rank, self._size = process_group.rank(), process_group.size()
+        self._ranks = dist.get_process_group_ranks(process_group)
+        self._agreed = 0  # calls to come that the ranks have compared
+        self._run = 0
+        self._current: Call | None = None
+        self._told = False
+        self._failures: dict[float, CollectiveError] = {}
+        self._checks = self._size > 1 and os.environ.get("TARRY_CHECK_COLLECTIVES", "1") != "0" and self._has_host()
+
+    def begin(self, ticket: float) -> None:
+        """The collective of this ticket is next: all ranks are about to run it, or this raises."""
+        if ticket in self._failures:
+            raise self._failures[ticket]
+        if ticket not in self.calls:
+            raise CollectiveError(
+                "a recorded collective would run a second time, because the program of its step failed after it had run. "
+                "Other ranks would not run it again. Start all ranks from a checkpoint."
+            )
+        self._current = self.calls[ticket]
+        skipped = [earlier for earlier in self.calls if earlier < ticket]
+        missing = self.calls[skipped[0]] if skipped else None
+        for earlier in skipped:
+            del self.calls[earlier]
+        if missing and self._agreed:
+            raise CollectiveError(f"{missing} did not run, since its step had failed; other ranks wait for it")
+        if self._checks and not self._agreed:
+            self._agreed = self._compare()
+            if self._told:  # that it has failed: the ranks have found together again
+                self._told = False
+                self._tell({})
+        self._agreed = max(0, self._agreed - 1)
+        self._run += 1
+        del self.calls[ticket]
+
+    def _has_host(self) -> bool:
+        """Whether the group can send from the host, which comparisons do."""
+        try:
+            self._group._get_backend(torch.device("cpu"))
+        except RuntimeError:
+            return False
+        return True
+
+    def _compare(self) -> int:
+        """How many of the next collectives are the same on all ranks. Raises if the next differs."""
+        known = [call.fingerprint for call in list(self.calls.values())[:AHEAD]]
+        mine = torch.zeros(1 + AHEAD, dtype=torch.int64)
+        mine[: 1 + len(known)] = torch.tensor([len(known), *known])
+        rows = torch.zeros(self._size, 1 + AHEAD, dtype=torch.int64)
+        self.wait(self._group.allgather([list(rows.unbind())], [mine]))
+        table: list[list[int]] = rows.tolist()
+        difference = first_difference(table)
+        if difference is None:
+            return common_length(table)
+        if difference > 0:
+            return difference  # the ones before it are the same, and run first
+        raise self._divergence(table)
+
+    # ---- faults
+
+    def _divergence(self, table: Sequence[Sequence[int]]) -> CollectiveError:
+        """All ranks come here at once, and say what they were about to do."""
+        assert self._current is not None
+        calls = {rank: self._said("diverged", rank, str(self._current)) for rank in range(self._size)}
+        lines = [f"  rank {self._ranks[rank]}: {text}" for rank, text in calls.items()]
+        return CollectiveError(
+            "the ranks of a process group are about to run different collectives:\n" + "\n".join(lines) + "\n"
+            "Every rank must call the same collectives in the same order: look for a branch that depends on the rank or "
+            "on its data. Nothing was sent."
+        )
+
+    def _said(self, kind: str, rank: int, mine: str) -> str:
+        """What a rank says about the position where this one is; all of them say something within seconds."""
+        store = distributed_c10d._get_default_store()
+        prefix = f"tarry/{kind}/{self._name}/{self._run}/{'-'.join(map(str, self._ranks))}"
+        if rank == self._rank:
+            store.set(f"{prefix}/{rank}", mine)
+            return mine
+        store.set(f"{prefix}/{self._rank}", mine)
+        try:
+            store.wait([f"{prefix}/{rank}"], timedelta(seconds=10))
+            return str(store.get(f"{prefix}/{rank}").decode())
+        except RuntimeError:
+            return "(it did not say)"
+
+    def failed(self, ticket: float, error: Exception) -> CollectiveError:
+        """The error of a collective that failed. The other ranks get to know it, and it fails again if it is tried again."""
+        if ticket not in self._failures:
+            reason = str(error) if isinstance(error, CollectiveError) else f"{type(error).__name__}: {error}"
+            self._failures[ticket] = CollectiveError(f"{self._current} failed: {reason}")
+            self.calls.pop(ticket, None)
+            self._told = True
+            self._tell({"failed": str(self._failures[ticket])})
+        return self._failures[ticket]
+
+    def wait(self, work: Any) -> None:
+        """Wait for communication, and find out what is wrong if it does not end."""
+        ticks = 0
+        seen: dict[int, Any] = {}
+        while True:
+            try:
+                work.wait(SLICE)
+                break
+            except RuntimeError:
+                if work.is_completed():
+                    raise
+            ticks += 1
+            self._tell({"waits": str(self._current), "group": self._ranks, "position": self._run, "ticks": ticks})
+            seen = self._look_around(seen)
+        if ticks:
+            self._tell({})
+
+    def _tell(self, status: dict[str, Any]) -> None:
+        try:
+            distributed_c10d._get_default_store().set(f"tarry/status/{dist.get_rank()}", json.dumps(status))
+        except Exception:
+            pass  # the store has gone with its rank: the error at hand says so
+
+    def _look_around(self, before: dict[int, Any]) -> dict[int, Any]:
+        """What the other ranks say. Raises if one that this rank waits for cannot come: it has failed; or it was waiting for
+        something else the last time, too, and has gone on waiting since."""
+        me = dist.get_rank()
+        statuses = {rank: self._status(rank) for rank in self._ranks if rank != me}
+        for rank, status in statuses.items():
+            if "failed" in status:
+                raise CollectiveError(f"rank {rank}, which it waits for, has failed:\n  {status['failed']}")
+            if self._waits_elsewhere(status, me) and status.get("ticks", 0) > before.get(rank, {}).get("ticks", 1 << 62):
+                raise CollectiveError(
+                    f"two ranks wait for each other.\n  rank {me}: {self._current}\n"
+                    f"  rank {rank}: {status['waits']}\nEvery rank must call the same collectives in the same order."
+                )
+        return statuses
+
+    def _waits_elsewhere(self, status: dict[str, Any], me: int) -> bool:
+        """Whether a rank waits for this one, and for another collective than this one does."""
+        if "waits" not in status or me not in status["group"]:
+            return False
+        return bool(status["group"] != self._ranks or status["position"] != self._run)
+
+    def _status(self, rank: int) -> dict[str, Any]:
+        store = distributed_c10d._get_default_store()
+        key = f"tarry/status/{rank}"
+        try:
+            return dict(json.loads(store.get(key))) if store.check([key]) else {}
+        except RuntimeError as error:
+            raise CollectiveError(f"the store of the process groups is gone: {error}") from error

@@ -1,0 +1,290 @@
+"""Every collective on tensors of the device against gloo on tensors of the CPU, on two processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import Tensor
+
+import tarry
+from tarry.distributed import operators
+from tarry.ir.operators import COLLECTIVES
+from tests.distributed.world import run
+
+CASES: dict[str, Callable[[str], Any]] = {}
+
+
+def case(function: Callable[[str], Any]) -> Callable[[str], Any]:
+    CASES[function.__name__] = function
+    return function
+
+
+def numbers(*sizes: int) -> Tensor:
+    generator = torch.Generator().manual_seed(7 + dist.get_rank())
+    return torch.randint(-50, 50, sizes, generator=generator).float()
+
+
+@case
+def all_reduce(device: str) -> Tensor:
+    x = numbers(4).to(device)
+    dist.all_reduce(x)
+    return x
+
+
+@case
+def all_reduce_max_of_a_view(device: str) -> Tensor:
+    x = numbers(4, 3).to(device)
+    if device == "cpu":  # gloo takes what lies in memory, whatever the strides
+        part = x.t()[1:].contiguous()
+        dist.all_reduce(part, dist.ReduceOp.MAX)
+        x.t()[1:].copy_(part)
+    else:
+        dist.all_reduce(x.t()[1:], dist.ReduceOp.MAX)
+    return x
+
+
+@case
+def all_reduce_asynchronous(device: str) -> Tensor:
+    x = numbers(4).to(device)
+    work = dist.all_reduce(x, async_op=True)
+    work.wait()
+    assert work.is_completed()
+    (result,) = work.get_future().value()
+    return result + x
+
+
+@case
+def all_reduce_coalesced(device: str) -> list[Tensor]:
+    tensors = [numbers(3).to(device), numbers(2, 2).to(device)]
+    dist.all_reduce_coalesced(tensors)
+    return tensors
+
+
+@case
+def all_reduce_of_what_is_pending(device: str) -> Tensor:
+    x = numbers(4).to(device) * 2 + 1
+    dist.all_reduce(x)
+    return x / 2
+
+
+@case
+def a_result_that_nothing_reads(device: str) -> Tensor:
+    dist.all_reduce(numbers(3).to(device))
+    x = numbers(4).to(device)
+    dist.all_reduce(x)
+    return x
+
+
+@case
+def broadcast(device: str) -> Tensor:
+    x = numbers(4).to(device)
+    dist.broadcast(x, 1)
+    return x
+
+
+@case
+def reduce(device: str) -> Tensor:
+    x = numbers(3).to(device)
+    dist.reduce(x, 1)
+    return x if dist.get_rank() == 1 else x * 0
+
+
+@case
+def all_gather(device: str) -> list[Tensor]:
+    outputs = [torch.zeros(3, device=device) for _ in range(2)]
+    dist.all_gather(outputs, numbers(3).to(device))
+    return outputs
+
+
+@case
+def all_gather_into_tensor(device: str) -> Tensor:
+    output = torch.zeros(4, 3, device=device)
+    dist.all_gather_into_tensor(output, numbers(2, 3).to(device))
+    return output
+
+
+@case
+def all_gather_object(device: str) -> list[Tensor]:
+    objects: list[Any] = [None, None]
+    dist.all_gather_object(objects, {"x": numbers(2).to(device)})
+    return [each["x"] for each in objects]
+
+
+@case
+def broadcast_object_list(device: str) -> Tensor:
+    objects = [int(numbers(1).to(device))]
+    dist.broadcast_object_list(objects, 1)
+    return torch.tensor(objects)
+
+
+@case
+def reduce_scatter(device: str) -> Tensor:
+    output = torch.zeros(3, device=device)
+    dist.reduce_scatter(output, list(numbers(2, 3).to(device).unbind()))
+    return output
+
+
+@case
+def reduce_scatter_tensor(device: str) -> Tensor:
+    output = torch.zeros(2, 3, device=device)
+    dist.reduce_scatter_tensor(output, numbers(4, 3).to(device))
+    return output
+
+
+@case
+def all_to_all_single(device: str) -> Tensor:
+    output = torch.zeros(4, 2, device=device)
+    dist.all_to_all_single(output, numbers(4, 2).to(device))
+    return output
+
+
+@case
+def all_to_all_single_with_splits(device: str) -> Tensor:
+    rank = dist.get_rank()
+    output = torch.zeros(2 if rank == 0 else 4, device=device)
+    splits = ([1, 1], [1, 2]) if rank == 0 else ([2, 2], [1, 2])
+    dist.all_to_all_single(output, numbers(3).to(device), *splits)
+    return output
+
+
+@case
+def gather(device: str) -> list[Tensor]:
+    outputs = [torch.zeros(3, device=device) for _ in range(2)] if dist.get_rank() == 0 else None
+    dist.gather(numbers(3).to(device), outputs)
+    return outputs or [torch.zeros(1)]
+
+
+@case
+def scatter(device: str) -> Tensor:
+    output = torch.zeros(3, device=device)
+    dist.scatter(output, list(numbers(2, 3).to(device).unbind()) if dist.get_rank() == 0 else None)
+    return output
+
+
+@case
+def send_and_receive(device: str) -> Tensor:
+    x = numbers(3).to(device) + 1
+    if dist.get_rank() == 0:
+        dist.send(x, 1)
+    else:
+        assert dist.recv(x) == 0
+    return x
+
+
+@case
+def batched_messages(device: str) -> Tensor:
+    rank = dist.get_rank()
+    x, y = numbers(100_000).to(device), torch.zeros(100_000, device=device)
+    receive = dist.P2POp(dist.irecv, y, 1 - rank)
+    for work in dist.batch_isend_irecv([receive, dist.P2POp(dist.isend, x, 1 - rank)]):
+        work.wait()
+    return y
+
+
+@case
+def functional_collectives(device: str) -> list[Tensor]:
+    world = dist.group.WORLD
+    x = numbers(2, 3).to(device)
+    results = [
+        functional.all_reduce(x, "sum", world),
+        functional.all_gather_tensor(x, 0, world),
+        functional.reduce_scatter_tensor(x, "sum", 0, world),
+        functional.broadcast(x, 1, world),
+        functional.all_to_all_single(x, None, None, world),
+        *functional.all_reduce_coalesced([x, x * 2], "max", world),
+    ]
+    return [result + 1 for result in results]
+
+
+@case
+def a_subgroup(device: str) -> Tensor:
+    group = dist.new_group([1])
+    x = numbers(4).to(device)
+    if dist.get_rank() == 1:
+        dist.all_reduce(x, group=group)
+    return x
+
+
+@case
+def collectives_of_both_devices(device: str) -> Tensor:
+    """One of the CPU's comes after what is recorded before it, also where nothing was read in between."""
+    x, y = numbers(4).to(device), numbers(4)
+    dist.all_reduce(x)
+    if dist.get_rank() == 0:
+        x = x + float(x[0])
+    else:
+        x = x + x[0]
+    dist.all_reduce(y, dist.ReduceOp.MAX)
+    dist.barrier()
+    return x.cpu() + y
+
+
+def everything() -> dict[str, Any]:
+    dist.init_process_group()
+    answers: dict[str, Any] = {}
+    for name, function in CASES.items():
+        results = [torch.utils._pytree.tree_map(lambda x: x.cpu(), function(device)) for device in ("cpu", "tarry")]
+        answers[name] = results
+    average = numbers(3).to("tarry")
+    dist.all_reduce(average, dist.ReduceOp.AVG)
+    total = numbers(3)
+    dist.all_reduce(total)
+    answers["average"] = [total / 2, average.cpu()]
+    scaled = numbers(3).to("tarry")
+    dist.all_reduce(scaled, dist._make_nccl_premul_sum(0.5))
+    answers["scaled"] = [total / 2, scaled.cpu()]
+    syncs = tarry.metrics.counters().get("sync", 0)
+    x = numbers(3).to("tarry")
+    for _ in range(3):
+        dist.all_reduce(x)
+        x = x / 2
+    assert tarry.metrics.counters().get("sync", 0) == syncs, "a collective has ended the step"
+    answers["one_graph"] = [_thrice(numbers(3)), x.cpu()]
+    dist.destroy_process_group()
+    return answers
+
+
+def _thrice(x: Tensor) -> Tensor:
+    for _ in range(3):
+        dist.all_reduce(x)
+        x = x / 2
+    return x
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run(everything, tmp_path_factory.mktemp("world"))
+
+
+@pytest.mark.parametrize("name", [*CASES, "average", "scaled", "one_graph"])
+@pytest.mark.parametrize("rank", range(2))
+def test_as_gloo_on_the_cpu(answers: list[dict[str, Any]], rank: int, name: str) -> None:
+    assert isinstance(answers[rank], dict), answers[rank]
+    expected, actual = answers[rank][name]
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+def test_the_ir_knows_all_of_them() -> None:
+    assert {f"{operators.NAMESPACE}::{name}" for name in operators._SCHEMAS} == COLLECTIVES
+
+
+def names_of_groups(backend: str) -> Tensor:
+    dist.init_process_group(backend)
+    x = torch.full((2,), dist.get_rank() + 1.0).to("tarry")
+    dist.all_reduce(x)
+    dist.destroy_process_group()
+    dist.init_process_group(backend)  # and again
+    dist.all_reduce(x)
+    return x.cpu()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["gloo", "tarry", "cpu:gloo,tarry:gloo", "cpu:gloo,tarry:tarry"])
+def test_backends_by_name(tmp_path: Path, backend: str) -> None:
+    assert [list(x) for x in run(names_of_groups, tmp_path, backend)] == [[6.0, 6.0]] * 2
