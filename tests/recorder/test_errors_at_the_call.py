@@ -434,3 +434,13 @@ def test_a_source_that_is_too_short_for_a_known_mask_raises_at_the_call() -> Non
     assert torch.equal(x.cpu(), torch.zeros(2, 4))
     expected = torch.zeros(2, 4).masked_scatter_(mask.cpu(), torch.arange(6.0))
     assert torch.equal(x.masked_scatter_(mask, torch.arange(6.0).to(DEVICE)).cpu(), expected)
+
+
+def test_a_range_of_known_contents_that_is_not_finite_raises_at_the_call() -> None:
+    for values in ([float("inf")], [1.0, float("-inf")], [float("nan")]):
+        x = torch.tensor(values, device=DEVICE)
+        with pytest.raises(RuntimeError, match=r"range of \[.*\] is not finite"):
+            torch.histc(x)
+        assert torch.equal(torch.histc(x, 2, 0, 3).cpu(), torch.histc(torch.tensor(values), 2, 0, 3))
+    x = torch.tensor([1.0, 2.0, 5.0], device=DEVICE)
+    assert torch.equal(torch.histc(x[:2], 3).cpu(), torch.tensor([1.0, 0.0, 1.0]))

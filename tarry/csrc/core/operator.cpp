@@ -140,7 +140,8 @@ Operator::Operator(c10::OperatorHandle h, uint32_t flags) : handle(h), flags(fla
     takes_numbers = takes_numbers || kind == ArgKind::Number || kind == ArgKind::NumberList;
     arguments.push_back({kind, is_mutable, is_optional(argument.type())});
   }
-  counts_versions = mutates && name.rfind("aten::_foreach_", 0) == 0;
+  takes_lists = name.rfind("aten::_foreach_", 0) == 0;
+  counts_versions = mutates && takes_lists;
   // Integers beside tensors are sizes, which shape inference tells. An operator that neither gives nor changes a tensor
   // acts by a side effect or reads data.
   bool has_tensor = false, only_known = true;

@@ -60,7 +60,8 @@ struct Operator {
   Hash128 hash;
   std::vector<Argument> arguments;
   bool mutates = false;
-  bool has_out = false; // mutable arguments given by keyword only (out=), which it may resize
+  bool has_out = false;     // mutable arguments given by keyword only (out=), which it may resize
+  bool takes_lists = false; // PyTorch defines it as one operator after the other, for each place of its lists
   // Of tensors in lists no kernel of autograd counts the versions; those of a device do, so that backward() finds a saved tensor changed.
   bool counts_versions = false;
   bool recordable = true; // its results are known before it runs, but for the tensors' contents

@@ -155,28 +155,13 @@ void check_batch_sizes(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack); // the decomposition is the same for all devices
 }
 
-// ---- integers in histc: programs written for accelerators rely on it, and the CPU's kernel has none
+// ---- operators whose contents tell at the call that they fail, if these are there
 
-at::Tensor histc(const at::Tensor& self, int64_t bins, const at::Scalar& low, const at::Scalar& high) {
-  if (real_device().is_cpu() && c10::isIntegralType(self.scalar_type(), /*includeBool=*/false)) {
-    return at::histc(self.to(at::kDouble), bins, low, high).to(self.scalar_type());
-  }
-  static const Operator* op = find_operator("aten::histc", "");
-  torch::jit::Stack stack{self, bins, low, high};
-  record(*op, &stack);
-  return stack[0].toTensor();
-}
-
-// ---- masked_scatter: a mask whose contents are there tells at the call whether the source suffices
-
-void check_source(const at::Tensor& self, const at::Tensor& mask, const at::Tensor& source) {
-  TarryStorage* storage = is_tarry(mask) ? storage_of(mask.unsafeGetTensorImpl()) : nullptr;
-  if (!storage || mask.scalar_type() != at::kBool || mask.numel() == 0 || !at::are_expandable(self.sizes(), mask.sizes())) {
-    return; // nothing is known, or it is wrong for another reason
-  }
-  const int64_t numel = c10::multiply_integers(at::infer_size(self.sizes(), mask.sizes()));
-  if (source.numel() >= numel) {
-    return;
+// The contents of `tensor`, if a look at them waits for nothing; otherwise an undefined tensor.
+at::Tensor contents_at_hand(const at::Tensor& tensor) {
+  TarryStorage* storage = is_tarry(tensor) ? storage_of(tensor.unsafeGetTensorImpl()) : nullptr;
+  if (!storage) {
+    return at::Tensor();
   }
   at::Tensor data;
   {
@@ -187,9 +172,25 @@ void check_source(const at::Tensor& self, const at::Tensor& mask, const at::Tens
   }
   if (data.defined()) {
     PlainDispatch plain;
-    const Layout* layout = layout_of(mask.unsafeGetTensorImpl());
+    const Layout* layout = layout_of(tensor.unsafeGetTensorImpl());
     check_bounds(layout, storage->home);
-    const auto ones = view_as_layout(data, layout).sum().item<int64_t>() * (numel / mask.numel());
+    return view_as_layout(data, layout);
+  }
+  return data;
+}
+
+// Whether the source of a masked_scatter suffices.
+void check_source(const at::Tensor& self, const at::Tensor& mask, const at::Tensor& source) {
+  if (mask.scalar_type() != at::kBool || mask.numel() == 0 || !at::are_expandable(self.sizes(), mask.sizes())) {
+    return; // it is wrong for another reason
+  }
+  const int64_t numel = c10::multiply_integers(at::infer_size(self.sizes(), mask.sizes()));
+  if (source.numel() >= numel) {
+    return;
+  }
+  if (const at::Tensor data = contents_at_hand(mask); data.defined()) {
+    PlainDispatch plain;
+    const auto ones = data.sum().item<int64_t>() * (numel / mask.numel());
     TORCH_CHECK(ones <= source.numel(), "Number of elements of source < number of ones in mask");
   }
 }
@@ -208,6 +209,23 @@ at::Tensor& masked_scatter_(at::Tensor& self, const at::Tensor& mask, const at::
   torch::jit::Stack stack{self, mask, source};
   record(*op, &stack);
   return self;
+}
+
+// Integers, too: programs written for accelerators rely on it, and the CPU's kernel has none.
+at::Tensor histc(const at::Tensor& self, int64_t bins, const at::Scalar& low, const at::Scalar& high) {
+  if (real_device().is_cpu() && c10::isIntegralType(self.scalar_type(), /*includeBool=*/false)) {
+    return at::histc(self.to(at::kDouble), bins, low, high).to(self.scalar_type());
+  }
+  if (bins > 0 && low.equal(high.to<double>()) && self.numel() > 0) { // the range is that of the contents, and must be finite
+    if (const at::Tensor data = contents_at_hand(self); data.defined()) {
+      PlainDispatch plain;
+      at::histc(data, 1, low, high);
+    }
+  }
+  static const Operator* op = find_operator("aten::histc", "");
+  torch::jit::Stack stack{self, bins, low, high};
+  record(*op, &stack);
+  return stack[0].toTensor();
 }
 
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {

@@ -505,6 +505,10 @@ void record(const Operator& op, torch::jit::Stack* stack) {
   for (size_t i = 0; i < count; ++i) {
     scan.argument(arguments[i], op.arguments[i]);
   }
+  if (C10_UNLIKELY(scan.on_several_devices)) { // as on any accelerator: PyTorch's kernel for one tensor after the other
+    op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    return;
+  }
   if (C10_UNLIKELY(scan.writes_through_lazy_bits && !op.has_out)) {
     return record_on_copies(op, stack);
   }

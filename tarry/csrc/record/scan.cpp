@@ -51,6 +51,8 @@ void Scan::tensor(const at::Tensor& tensor, bool is_mutable) {
       "Call .to_dense() on it first, or keep it on the CPU.");
   if (C10_UNLIKELY(!state)) {
     state = storage->state;
+  } else if (C10_UNLIKELY(state != storage->state && in_list)) {
+    on_several_devices = true;
   } else {
     TORCH_CHECK(
         state == storage->state,
@@ -114,6 +116,10 @@ void Scan::host_tensor(const at::Tensor& tensor, bool is_mutable) {
   // As on any accelerator, a zero-dimensional host tensor mixes with device tensors.
   const bool may_mix = (tensor.dim() == 0 && tensor.is_cpu()) || (op.has(kHostIndices) && !tensors.empty()) ||
       (tensor.is_cpu() && !is_mutable && takes_host_tensors());
+  if (in_list && (is_mutable || !takes_host_tensors())) {
+    on_several_devices = true;
+    return;
+  }
   TORCH_CHECK(
       may_mix && !is_mutable, "Expected all tensors to be on the same device, but found at least two devices, tarry:0 and ",
       tensor.device(), "! (", op.name, "). Move the tensor with .to(\"tarry\") first.");
@@ -202,6 +208,7 @@ void Scan::argument(const c10::IValue& value, const Argument& declared) {
       TORCH_CHECK(items.size() < 32767, "tarry: ", op.name, " was given a list of ", items.size(), " tensors; the most is 32766");
       slots.push_back(static_cast<int16_t>(items.size()));
       hash = mix(hash, 0x746c6973ULL << 32 | items.size());
+      in_list = op.takes_lists;
       for (const c10::IValue& item : items) {
         if (item.isNone()) {
           slots.push_back(kAbsent);
@@ -210,6 +217,7 @@ void Scan::argument(const c10::IValue& value, const Argument& declared) {
           tensor(item.toTensor(), declared.is_mutable);
         }
       }
+      in_list = false;
       return;
     }
     case ArgKind::Number:

@@ -41,8 +41,10 @@ struct Scan {
   DeviceState* state = nullptr;
   const char* eager_reason = nullptr;
   bool writes_through_lazy_bits = false;
-  bool shares_written = false; // see needs_check()
-  double largest_number = 0;   // by its absolute value
+  bool shares_written = false;     // see needs_check()
+  bool in_list = false;            // of an operator that PyTorch defines element by element (Operator::takes_lists)
+  bool on_several_devices = false; // such lists; the rest of the scan means nothing then
+  double largest_number = 0;       // by its absolute value
 
   void argument(const c10::IValue& value, const Argument& declared);
   void tensor(const at::Tensor& tensor, bool is_mutable);
