@@ -403,6 +403,7 @@ def _install() -> None:
         _runtime.on_program_failure,
         _runtime.on_fallback,
         _runtime.on_read,
+        _runtime.on_share,
         _runtime.on_value,
         events.flush,
     )

@@ -32,7 +32,7 @@ class Unsupported(BackendError):  # noqa: N818 - raised to decline, not to repor
 
 
 class CollectiveError(TarryError):
-    """Ranks of a process group do not agree on a collective, or one of them has failed. It names the ranks and their lines.
+    """Ranks of a process group do not agree on a collective, or one of them has failed. It names ranks and lines.
 
     Failing: `if rank == 0: dist.all_reduce(x)`. Cured: every rank calls it.
     """

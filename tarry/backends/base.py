@@ -4,6 +4,9 @@ The least that a backend must write is `compile(graph)`, which returns a functio
 Everything else has a default that works, and is overridden where a backend can do better or is different: where data
 live (`to_data`, `to_tensor`), which operators it knows (`supports`, `decompositions`), which numbers it can take anew
 at each run (`takes_number`), what it can do at all (`capabilities`). The runtime believes what is declared.
+
+A backend object is one device. A backend that has several gives one object for each (`devices`), and each is asked for
+its own device only: programs and data never pass from one to another.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ class Capabilities:
     `opaque_data`: data are objects of the backend's own, which only its `to_tensor` can read; they stay with the
     backend from step to step. Otherwise data are tensors on `Backend.device`, or become such without harm at the end of
     a step.
-    `asynchronous`: `run` may return before its results are there; `to_tensor` and `synchronize` wait for them.
+    `asynchronous`: `run` may return before its results are there; `to_tensor` and `synchronize` wait for them. Devices
+    that are asynchronous compute at the same time.
     `updates_in_place`: the backend makes use of `Graph.replaces` (see Computation.in_place).
     `symbolic_sizes`: `compile_symbolic` makes programs for steps whose sizes vary.
     `pieces`: compiling takes so long that a graph whose parts repeat is compiled in pieces (passes/pieces.py), each
@@ -203,6 +207,7 @@ class Recording:
 
     def __init__(self, batch: Batch) -> None:
         self.key = batch.key
+        self.device = batch.device
         self.num_operations = batch.num_operations
         self._batch: Batch | None = batch
         self.place: Mapping[str, Any] = {}
@@ -249,7 +254,10 @@ class Recording:
 
 
 class Backend:
-    """Subclass it, give it a `name`, and write `compile`. Its tensors live on `device` ("cpu", "cuda:0")."""
+    """Subclass it, give it a `name`, and write `compile`. Its tensors live on `device` ("cpu", "cuda:0").
+
+    The runtime calls `setup`, `teardown`, `seed` and `metrics` of the backend that was chosen, and all else of that
+    backend's `devices()`: this very object, unless there are several."""
 
     name: str = ""
     capabilities: Capabilities = Capabilities()
@@ -264,7 +272,7 @@ class Backend:
         self.device = device
 
     def __repr__(self) -> str:
-        return f"<backend {self.name!r} on {', '.join(self.devices())}>"
+        return f"<backend {self.name!r} on {', '.join(one.device for one in self.devices())}>"
 
     # ---- compiling
 
@@ -317,7 +325,7 @@ class Backend:
     def fingerprint(self) -> str:
         """All that decides what `compile` makes of a graph, besides the graph and the versions of torch and tarry:
         options, the kind of device, settings of the process. Programs are found again under the same fingerprint
-        only."""
+        only. Devices that have the same one share what is stored, so that a graph is compiled once for all of them."""
         return f"{type(self).__module__}.{type(self).__qualname__} on {self.device}"
 
     def recipe(self) -> Any:
@@ -351,18 +359,26 @@ class Backend:
         """A handle to data that are not there yet."""
         return Data(type_, self)
 
+    def receive(self, data: Any, sender: Backend) -> Any:
+        """This device's data for data of another device of the same backend: a copy, which outlives the original.
+        Override it if that can be done without the host, or without waiting for the sender."""
+        import torch
+
+        return self.to_data(sender.to_tensor(data).to(torch.device(self.device)))
+
     # ---- devices
 
-    def devices(self) -> Sequence[str]:
-        """The real devices behind tarry:0, tarry:1, ..."""
-        return (self.device,)
+    def devices(self) -> Sequence[Backend]:
+        """The backends of tarry:0, tarry:1, ..., one for each device. Asked once each time the backend is chosen, after
+        `setup`."""
+        return (self,)
 
     default_ordinal: int = 0
     """Which of them plain "tarry" means when the backend is chosen."""
 
-    def fallback_device(self, ordinal: int = 0) -> str:
+    def fallback_device(self) -> str:
         """Where operators run that the backend does not support. Their data come through `to_tensor`."""
-        return self.devices()[ordinal]
+        return self.device
 
     # ---- its life
 
@@ -377,12 +393,11 @@ class Backend:
         that draws random numbers beside them needs this."""
 
     def synchronize(self) -> None:
-        """Wait for what is in flight on the real devices."""
+        """Wait for what is in flight on the device."""
         import torch
 
-        for device in self.devices():
-            if device.startswith("cuda"):
-                torch.cuda.synchronize(device)
+        if self.device.startswith("cuda"):
+            torch.cuda.synchronize(self.device)
 
     # ---- looking inside
 
@@ -390,11 +405,11 @@ class Backend:
         """Counts and times of the backend's own, shown by `tarry.metrics`."""
         return {}
 
-    def memory_info(self, ordinal: int = 0) -> MemoryInfo:
-        """Free and total memory of a real device."""
+    def memory_info(self) -> MemoryInfo:
+        """Free and total memory of the device."""
         import torch
 
-        device = torch.device(self.devices()[ordinal])
+        device = torch.device(self.device)
         if device.type == "cuda":
             return MemoryInfo(*torch.cuda.mem_get_info(device))
         return host_memory()

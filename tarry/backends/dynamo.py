@@ -22,6 +22,7 @@ from tarry.backends.base import Backend, Computation, PythonNumber, Run
 from tarry.backends.fx import FxProgram, lower, takes_number
 from tarry.backends.fx.lower import STRIDE_SENSITIVE
 from tarry.backends.fx.opaque import is_opaque
+from tarry.backends.lowering import with_all_inputs
 from tarry.errors import BackendError, Unsupported
 from tarry.ir.graph import Graph, Node, Number
 from tarry.ir.operators import overload
@@ -239,4 +240,4 @@ def _runner(program: FxProgram, compiled: Callable[..., Any], owned: bool) -> Ru
             results = (results,)
         return results if owned else [r.clone() if isinstance(r, torch.Tensor) else r for r in results]
 
-    return run
+    return with_all_inputs(program.graph, program.device, run)

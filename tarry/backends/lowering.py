@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from tarry.backends.base import Computation
+import torch
+
+from tarry.backends.base import Computation, PythonNumber, Run
 from tarry.errors import BackendError
-from tarry.ir.graph import Arg, Graph, Node, Number, Value, map_leaves
+from tarry.ir.graph import Arg, Graph, Node, Number, Value, map_leaves, unread
 from tarry.ir.text import node_text
 
 T = TypeVar("T")
@@ -119,3 +121,17 @@ def post_order(graph: Graph, wanted: Sequence[Value]) -> list[Node]:
             needed.update(node.operands)
             kept.append(node)
     return kept[::-1]
+
+
+def with_all_inputs(graph: Graph, device: torch.device, run: Run) -> Run:
+    """A program that has to have a tensor for every input: those that no node reads, and that are None, become tensors
+    of whatever contents."""
+    missing = [(k, graph.inputs[k].type) for k in unread(graph)]
+
+    def run_with_all(inputs: list[Any], numbers: list[PythonNumber]) -> Sequence[Any]:
+        for k, type_ in missing:
+            if inputs[k] is None:
+                inputs[k] = torch.empty_strided(type_.sizes, type_.strides, dtype=type_.dtype, device=device)
+        return run(inputs, numbers)
+
+    return run_with_all if missing else run

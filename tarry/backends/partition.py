@@ -16,7 +16,8 @@ Supports = Callable[[Node], bool]
 
 
 def compiles(backend: Backend, node: Node) -> bool:
-    """Whether a node goes to the backend's compiler. Collectives do not: each has to run once, also if a program fails."""
+    """Whether a node goes to the backend's compiler. Collectives do not: each has to run once, also if a program
+    fails."""
     return node.op not in COLLECTIVES and backend.supports(node)
 
 

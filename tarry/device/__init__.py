@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch.utils.backend_registration import generate_methods_for_privateuse1_backend, rename_privateuse1_backend
 
-from tarry.device import checkpoint, exchange, module, pickling, printing, sending, storages
+from tarry.device import checkpoint, exchange, module, parallel, pickling, printing, sending, storages
 from tarry.device.native import Native
 
 NAME = "tarry"
@@ -46,5 +46,6 @@ def install(
     sending.install()
     storages.install(native)
     exchange.install(native)
+    parallel.install()
     checkpoint.install(native.set_region)
     _installed = True

@@ -1,15 +1,17 @@
 """torch.distributed on tensors of the device: collectives are recorded, and run inside the step.
 
 PyTorch hands every collective to its dispatcher (operators of the namespace `c10d`) before a process group sees it.
-`kernels.py` has their kernels for tarry: most record an operator of ours (`operators.py`), so that a training step with its
-reductions stays one graph; messages from rank to rank, which another process waits for, end the step (`messages.py`).
+`kernels.py` has their kernels for tarry: most record an operator of ours (`operators.py`), so that a training step
+with its reductions stays one graph; messages from rank to rank, which another process waits for, end the step
+(`messages.py`).
 
 Three rules keep ranks together:
 
-- **Order.** All collectives of a device write the same small tensor, its *order*. So each one depends on the one before, none is
-  dead, and whatever computes a step - the reference path or a compiled program - runs them in the order of the program.
-- **Agreement.** Before collectives run, the ranks of a group compare what they are about to do, as far as each has recorded it
-  (`agreement.py`). Where they differ, all ranks raise.
+- **Order.** All collectives of a device write the same small tensor, its *order*. So each one depends on the one
+  before, none is dead, and whatever computes a step - the reference path or a compiled program - runs them in the
+  order of the program.
+- **Agreement.** Before collectives run, the ranks of a group compare what they are about to do, as far as each has
+  recorded it (`agreement.py`). Where they differ, all ranks raise.
 - **No second run.** A step whose program fails after a collective has run is not computed again: other ranks would not.
 
 What is done on tensors of the CPU with the same groups waits until recorded collectives have run (`kernels.py`).
@@ -30,9 +32,8 @@ def install(
 ) -> None:
     """Register the kernels and the process groups' backend `tarry`; in a PyTorch without torch.distributed, nothing.
 
-    `synchronize` computes all that is pending and waits for it. `reduction` looks into a boxed `ReduceOp`. `place` is the
-    user's line.
-    """
+    `synchronize` computes all that is pending and waits for it. `reduction` looks into a boxed `ReduceOp`. `place` is
+    the user's line."""
     if dist.is_available():
         from tarry.distributed import kernels
 

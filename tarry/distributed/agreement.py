@@ -1,12 +1,14 @@
 """Ranks agree on what they are about to do, before they do it.
 
-A collective that one rank calls and another does not - a branch taken on one rank only, a batch more - leaves one waiting for
-ever; two different ones that happen to fit give wrong numbers without a word. So before a group runs a collective, its ranks
-gather what each has recorded: the fingerprints of its next collectives, as many as it knows. They compare as far as all of them
-know, run that much, and gather again. Steps may be cut at different places on different ranks; what counts is the sequence.
+A collective that one rank calls and another does not - a branch taken on one rank only, a batch more - leaves one
+waiting for ever; two different ones that happen to fit give wrong numbers without a word. So before a group runs a
+collective, its ranks gather what each has recorded: the fingerprints of its next collectives, as many as it knows.
+They compare as far as all of them know, run that much, and gather again. Steps may be cut at different places on
+different ranks; what counts is the sequence.
 
-A rank that waits longer than a second says in the store what it waits for, and looks what the others have said: one that waits
-for something else, or has failed, will never come. `TARRY_CHECK_COLLECTIVES=0` leaves out the comparison before collectives.
+A rank that waits longer than a second says in the store what it waits for, and looks what the others have said: one
+that waits for something else, or has failed, will never come. `TARRY_CHECK_COLLECTIVES=0` leaves out the comparison
+before collectives.
 
 Private name of torch: `distributed_c10d._get_default_store` (2.11 and 2.13).
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -27,9 +30,11 @@ from torch.distributed import distributed_c10d
 from tarry.errors import CollectiveError
 
 AHEAD = 63
-"""Fingerprints that are compared at once: a few more than a layer of tensor parallelism has, in a message of 512 bytes."""
+"""Fingerprints that are compared at once: a few more than a layer of tensor parallelism has, in a message of 512
+bytes."""
 SLICE = timedelta(seconds=1)
-"""How long a rank waits before it looks what the others are doing: longer than steps of small models, short for a person."""
+"""How long a rank waits before it looks what the others are doing: longer than steps of small models, short for a
+person."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,8 @@ def first_difference(rows: Sequence[Sequence[int]]) -> int | None:
 
 
 class Agreement:
-    """Of one group: the collectives that this rank has recorded and not run, and how many of them the ranks agree on."""
+    """Of one group: the collectives that this rank has recorded and not run, and how many of them the ranks agree
+    on."""
 
     def __init__(self, name: str, process_group: dist.ProcessGroup) -> None:
         self.calls: dict[float, Call] = {}  # by ticket, in order
@@ -79,8 +85,8 @@ class Agreement:
             raise self._failures[ticket]
         if ticket not in self.calls:
             raise CollectiveError(
-                "a recorded collective would run a second time, because the program of its step failed after it had run. "
-                "Other ranks would not run it again. Start all ranks from a checkpoint."
+                "a recorded collective would run a second time, because the program of its step failed after it had "
+                "run. Other ranks would not run it again. Start all ranks from a checkpoint."
             )
         self._current = self.calls[ticket]
         skipped = [earlier for earlier in self.calls if earlier < ticket]
@@ -130,8 +136,8 @@ class Agreement:
         lines = [f"  rank {self._ranks[rank]}: {text}" for rank, text in calls.items()]
         return CollectiveError(
             "the ranks of a process group are about to run different collectives:\n" + "\n".join(lines) + "\n"
-            "Every rank must call the same collectives in the same order: look for a branch that depends on the rank or "
-            "on its data. Nothing was sent."
+            "Every rank must call the same collectives in the same order: look for a branch that depends on the rank "
+            "or on its data. Nothing was sent."
         )
 
     def _said(self, kind: str, rank: int, mine: str) -> str:
@@ -149,7 +155,8 @@ class Agreement:
             return "(it did not say)"
 
     def failed(self, ticket: float, error: Exception) -> CollectiveError:
-        """The error of a collective that failed. The other ranks get to know it, and it fails again if it is tried again."""
+        """The error of a collective that failed. The other ranks get to know it, and it fails again if it is tried
+        again."""
         if ticket not in self._failures:
             reason = str(error) if isinstance(error, CollectiveError) else f"{type(error).__name__}: {error}"
             self._failures[ticket] = CollectiveError(f"{self._current} failed: {reason}")
@@ -176,20 +183,20 @@ class Agreement:
             self._tell({})
 
     def _tell(self, status: dict[str, Any]) -> None:
-        try:
+        with suppress(Exception):  # the store may have gone with its rank: the error at hand says so
             distributed_c10d._get_default_store().set(f"tarry/status/{dist.get_rank()}", json.dumps(status))
-        except Exception:
-            pass  # the store has gone with its rank: the error at hand says so
 
     def _look_around(self, before: dict[int, Any]) -> dict[int, Any]:
-        """What the other ranks say. Raises if one that this rank waits for cannot come: it has failed; or it was waiting for
-        something else the last time, too, and has gone on waiting since."""
+        """What the other ranks say. Raises if one that this rank waits for cannot come: it has failed; or it was
+        waiting for something else the last time, too, and has gone on waiting since."""
         me = dist.get_rank()
         statuses = {rank: self._status(rank) for rank in self._ranks if rank != me}
         for rank, status in statuses.items():
             if "failed" in status:
                 raise CollectiveError(f"rank {rank}, which it waits for, has failed:\n  {status['failed']}")
-            if self._waits_elsewhere(status, me) and status.get("ticks", 0) > before.get(rank, {}).get("ticks", 1 << 62):
+            if self._waits_elsewhere(status, me) and status.get("ticks", 0) > before.get(rank, {}).get(
+                "ticks", 1 << 62
+            ):
                 raise CollectiveError(
                     f"two ranks wait for each other.\n  rank {me}: {self._current}\n"
                     f"  rank {rank}: {status['waits']}\nEvery rank must call the same collectives in the same order."

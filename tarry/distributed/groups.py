@@ -33,8 +33,8 @@ _thread = threading.local()
 
 
 class Group:
-    """A process group that has collectives recorded. Its name counts the groups of this process in the order of their first use:
-    in a program that is the same on all ranks, names are, too, whatever PyTorch calls the groups."""
+    """A process group that has collectives recorded. Its name counts the groups of this process in the order of their
+    first use: in a program that is the same on all ranks, names are, too, whatever PyTorch calls the groups."""
 
     def __init__(self, name: str, process_group: dist.ProcessGroup) -> None:
         self.name = name

@@ -1,15 +1,15 @@
 """Kernels of PyTorch's collectives (operators of the namespace `c10d`) for tensors of the device: they record.
 
-PyTorch's schemas have all tensors in lists, of which only the first counts. A kernel returns a `Work` that is done: what it
-would wait for is recorded already, and the host waits for it where it reads. Averages, and sums with a factor, which not all
-backends have, are recorded as what they are made of.
+PyTorch's schemas have all tensors in lists, of which only the first counts. A kernel returns a `Work` that is done:
+what it would wait for is recorded already, and the host waits for it where it reads. Averages, and sums with a
+factor, which not all backends have, are recorded as what they are made of.
 
-Collectives on tensors of the CPU run when they are called. Recorded ones that the program has called before must come first: on other
-ranks they may have run already, and wait. So those of the CPU compute what is pending first.
+Collectives on tensors of the CPU run when they are called. Recorded ones that the program has called before must come
+first: on other ranks they may have run already, and wait. So those of the CPU compute what is pending first.
 
 Private names of torch: the `c10d` operators and their schemas, `ProcessGroup.unbox`, `_create_work_from_future`,
-`_AutoDispatchBelowAutograd`, `_c10d_functional` operators, `_resolve_process_group`, `distributed_c10d.BackendConfig`, `Backend.backend_capability` (2.11 and 2.13).
-"""
+`_AutoDispatchBelowAutograd`, `_c10d_functional` operators, `_resolve_process_group`,
+`distributed_c10d.BackendConfig`, `Backend.backend_capability` (2.11 and 2.13)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from torch.futures import Future
 
 from tarry.distributed import groups, messages, operators
 
-_REDUCTIONS = {int(value): name for name, value in dist.ReduceOp.RedOpType.__members__.items()}
+_REDUCTIONS = {value.value: name for name, value in dist.ReduceOp.RedOpType.__members__.items()}
 _HOST_CALLS = (
     *("allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_", "allgather_", "_allgather_base_"),
     *("allgather_coalesced_", "allgather_into_tensor_coalesced_", "reduce_scatter_", "_reduce_scatter_base_"),
@@ -48,21 +48,22 @@ def install(
     kernels.register()
 
 
-def _process_group(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
+def _process_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """The backend `tarry`. Recorded collectives run on real tensors, with the group's backend for these; this one is
     there for what PyTorch asks of a device's backend."""
     return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
 
 
 def _with_host(plain: Callable[..., None]) -> Callable[..., None]:
-    """Groups for tarry have a backend for the CPU: barriers and collectives of objects use it, and recorded collectives."""
+    """Groups for tarry have a backend for the CPU: barriers and collectives of objects use it, and recorded
+    collectives."""
 
-    def __init__(self: Any, backend: Any) -> None:
+    def initialise(self: Any, backend: Any) -> None:
         plain(self, backend)
         if "tarry" in self.device_backend_map:
             self.device_backend_map.setdefault("cpu", dist.Backend("gloo"))
 
-    return __init__
+    return initialise
 
 
 class Reduction(NamedTuple):
@@ -109,7 +110,7 @@ class Kernels:
             "recv_any_source_": receiver.kernel("recv_any_source_"),
         }
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch has kernels for all devices, which hand over to a device's backend
+            warnings.simplefilter("ignore")  # PyTorch has kernels for all devices, which call a device's backend
             for name, kernel in table.items():
                 library.impl(name, torch.no_grad()(kernel), "PrivateUse1", allow_override=True)
             for name in _HOST_CALLS:
@@ -156,7 +157,8 @@ class Kernels:
     # ---- recording
 
     def _record(self, name: str, process_group: dist.ProcessGroup, tensor: Tensor, *args: Any, note: str = "") -> Any:
-        """Record one of our operators on a tensor's contents. What is written counts no version, as on other devices."""
+        """Record one of our operators on a tensor's contents. What is written counts no version, as on other
+        devices."""
         group = groups.group_of(process_group)
         ticket = group.record(f"{name.rstrip('_')} of {_type_text(name, tensor)}{note}", self._place())
         try:
@@ -181,7 +183,9 @@ class Kernels:
             given = given.mul_(factor) if in_place else given * factor
         known = "SUM" if op in ("AVG", "PREMUL_SUM") else op
         if op == "AVG" and not (tensor.is_floating_point() or tensor.is_complex()):
-            raise RuntimeError(f"{name.rstrip('_')} with ReduceOp.AVG is for floating-point numbers, not {tensor.dtype}")
+            raise RuntimeError(
+                f"{name.rstrip('_')} with ReduceOp.AVG is for floating-point numbers, not {tensor.dtype}"
+            )
         note = f", {op}" + "".join(f", root {root}" for root in args)
         result = self._record(name, process_group, given, known, *args, note=note)
         if op == "AVG":
@@ -344,12 +348,16 @@ class Kernels:
             "broadcast_": broadcast_,
             "all_gather_into_tensor": all_gather,
             "all_gather_into_tensor_out": all_gather,
-            "all_gather_into_tensor_coalesced": lambda tensors, *args: [all_gather(tensor, *args) for tensor in tensors],
+            "all_gather_into_tensor_coalesced": lambda tensors, *args: [
+                all_gather(tensor, *args) for tensor in tensors
+            ],
             "reduce_scatter_tensor": reduce_scatter,
             "reduce_scatter_tensor_out": reduce_scatter,
             "reduce_scatter_tensor_coalesced": lambda tensors, *args: [reduce_scatter(each, *args) for each in tensors],
             "all_to_all_single": all_to_all,
             "wait_tensor": lambda tensor: tensor,
+            # From PyTorch 2.12 on, for tensors that wait when they are read. Not a view: it may be written.
+            "_wrap_tensor_autograd": lambda tensor: tensor.data,
         }
 
 
@@ -359,7 +367,8 @@ def _unboxed(group: Any) -> dist.ProcessGroup:
 
 def _resolved(group: Any) -> dist.ProcessGroup:
     """A group by its name; newer versions of PyTorch hand over the group itself."""
-    return distributed_c10d._resolve_process_group(group) if isinstance(group, str) else group
+    resolve: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
+    return resolve(group) if isinstance(group, str) else group
 
 
 def _type_text(name: str, tensor: Tensor) -> str:
@@ -377,4 +386,4 @@ def _write(tensors: Sequence[Tensor], contents: Sequence[Tensor]) -> None:
 def _done(results: Sequence[Tensor]) -> Any:
     future: Future[list[Tensor]] = Future(devices=sorted({tensor.device for tensor in results}, key=str))
     future.set_result(list(results))
-    return torch._C._distributed_c10d._create_work_from_future(future).boxed()
+    return torch._C._distributed_c10d._create_work_from_future(future).boxed()  # type: ignore[attr-defined]

@@ -1,6 +1,7 @@
-"""What is not recorded: messages from rank to rank, and barriers. They compute what is pending, and the host communicates.
+"""Messages from rank to rank, and barriers: not recorded. They compute what is pending, and the host communicates.
 
-Another process waits for a message, and often this one waits for its answer: recorded, it would stay here until a value is read.
+Another process waits for a message, and often this one waits for its answer: recorded, it would stay here until a
+value is read.
 
 Private names of torch: `Work.unbox` and `boxed` (2.11 and 2.13).
 """

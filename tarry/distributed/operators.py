@@ -1,8 +1,9 @@
 """The operators that collectives are recorded as, with their kernels for real tensors.
 
-Each has two arguments besides its own: `order`, the tensor that all collectives of a device write, so that they run in the order
-of the program; and `ticket`, the number under which `agreement.py` knows the call. A ticket is a number to the recorder, so it is
-not part of a graph; a float, since integers are taken for sizes. Groups have names that are the same on every rank (`groups.py`), so that ranks can share programs.
+Each has two arguments besides its own: `order`, the tensor that all collectives of a device write, so that they run
+in the order of the program; and `ticket`, the number under which `agreement.py` knows the call. A ticket is a number
+to the recorder, so it is not part of a graph; a float, since integers are taken for sizes. Groups have names that are
+the same on every rank (`groups.py`), so that ranks can share programs.
 
 A kernel runs on the real device. Where the group has no backend for it, the host communicates.
 """
@@ -21,15 +22,15 @@ from tarry.distributed.groups import Group, find_group
 NAMESPACE = "tarry_c10d"
 
 _SCHEMAS = {
-    "all_reduce_": "(Tensor(a!) input, Tensor(o!) order, float ticket, str reduction, str group) -> ()",
-    "broadcast_": "(Tensor(a!) input, Tensor(o!) order, float ticket, int root, str group) -> ()",
-    "reduce_": "(Tensor(a!) input, Tensor(o!) order, float ticket, str reduction, int root, str group) -> ()",
-    "all_gather": "(Tensor input, Tensor(o!) order, float ticket, int size, str group) -> Tensor",
-    "reduce_scatter": "(Tensor input, Tensor(o!) order, float ticket, str reduction, str group) -> Tensor",
-    "all_to_all": "(Tensor input, Tensor(o!) order, float ticket, int[] output_splits, int[] input_splits, str group)"
+    "all_reduce_": "(Tensor(a!) tensor, Tensor(o!) order, float ticket, str reduction, str group) -> ()",
+    "broadcast_": "(Tensor(a!) tensor, Tensor(o!) order, float ticket, int root, str group) -> ()",
+    "reduce_": "(Tensor(a!) tensor, Tensor(o!) order, float ticket, str reduction, int root, str group) -> ()",
+    "all_gather": "(Tensor tensor, Tensor(o!) order, float ticket, int size, str group) -> Tensor",
+    "reduce_scatter": "(Tensor tensor, Tensor(o!) order, float ticket, str reduction, str group) -> Tensor",
+    "all_to_all": "(Tensor tensor, Tensor(o!) order, float ticket, int[] output_splits, int[] input_splits, str group)"
     " -> Tensor",
-    "gather": "(Tensor input, Tensor(o!) order, float ticket, int size, int root, str group) -> Tensor",
-    "scatter": "(Tensor input, Tensor(o!) order, float ticket, int root, str group) -> Tensor",
+    "gather": "(Tensor tensor, Tensor(o!) order, float ticket, int size, int root, str group) -> Tensor",
+    "scatter": "(Tensor tensor, Tensor(o!) order, float ticket, int root, str group) -> Tensor",
 }
 """ir.operators.COLLECTIVES has the same names."""
 
@@ -52,17 +53,17 @@ def _writes(*_: Any) -> None:
     return None
 
 
-def _gathered(input: Tensor, order: Tensor, ticket: float, size: int, *_: Any) -> Tensor:
+def _gathered(tensor: Tensor, order: Tensor, ticket: float, size: int, *_: Any) -> Tensor:
     """One part for each rank; none where nothing is gathered."""
-    return input.new_empty((size, *input.shape))
+    return tensor.new_empty((size, *tensor.shape))
 
 
-def _part(input: Tensor, *_: Any) -> Tensor:
-    return input.new_empty(input.shape[1:])
+def _part(tensor: Tensor, *_: Any) -> Tensor:
+    return tensor.new_empty(tensor.shape[1:])
 
 
-def _exchanged(input: Tensor, order: Tensor, ticket: float, output_splits: list[int], *_: Any) -> Tensor:
-    return input.new_empty((sum(output_splits), *input.shape[1:]))
+def _exchanged(tensor: Tensor, order: Tensor, ticket: float, output_splits: list[int], *_: Any) -> Tensor:
+    return tensor.new_empty((sum(output_splits), *tensor.shape[1:]))
 
 
 _SHAPES: dict[str, Callable[..., Tensor]] = {
@@ -81,95 +82,95 @@ def _reduction(name: str) -> dist.ReduceOp:
     return dist.ReduceOp(getattr(dist.ReduceOp, name))
 
 
-def _in_place(group: Group, ticket: float, input: Tensor, call: Callable[[Tensor], Any]) -> None:
+def _in_place(group: Group, ticket: float, tensor: Tensor, call: Callable[[Tensor], Any]) -> None:
     """Have a collective write a tensor, or a copy of it where it is not contiguous or the group cannot reach it."""
     with group.turn(ticket):
-        given = group.reachable(input)
+        given = group.reachable(tensor)
         group.finish(call(given))
-        if given is not input:
-            input.copy_(given)
+        if given is not tensor:
+            tensor.copy_(given)
 
 
-def _all_reduce(input: Tensor, order: Tensor, ticket: float, reduction: str, name: str) -> None:
+def _all_reduce(tensor: Tensor, order: Tensor, ticket: float, reduction: str, name: str) -> None:
     group = find_group(name)
     options = dist.AllreduceOptions()
     options.reduceOp = _reduction(reduction)
-    _in_place(group, ticket, input, lambda tensor: group.process_group.allreduce([tensor], options))
+    _in_place(group, ticket, tensor, lambda tensor: group.process_group.allreduce([tensor], options))
 
 
-def _broadcast(input: Tensor, order: Tensor, ticket: float, root: int, name: str) -> None:
+def _broadcast(tensor: Tensor, order: Tensor, ticket: float, root: int, name: str) -> None:
     group = find_group(name)
     options = dist.BroadcastOptions()
     options.rootRank = root
-    _in_place(group, ticket, input, lambda tensor: group.process_group.broadcast([tensor], options))
+    _in_place(group, ticket, tensor, lambda tensor: group.process_group.broadcast([tensor], options))
 
 
-def _reduce(input: Tensor, order: Tensor, ticket: float, reduction: str, root: int, name: str) -> None:
+def _reduce(tensor: Tensor, order: Tensor, ticket: float, reduction: str, root: int, name: str) -> None:
     group = find_group(name)
     options = dist.ReduceOptions()
     options.reduceOp = _reduction(reduction)
     options.rootRank = root
     if group.process_group.rank() == root:
-        _in_place(group, ticket, input, lambda tensor: group.process_group.reduce([tensor], options))
+        _in_place(group, ticket, tensor, lambda tensor: group.process_group.reduce([tensor], options))
     else:  # backends leave partial sums in it
         with group.turn(ticket):
-            group.finish(group.process_group.reduce([group.reachable(input).clone()], options))
+            group.finish(group.process_group.reduce([group.reachable(tensor).clone()], options))
 
 
-def _all_gather(input: Tensor, order: Tensor, ticket: float, size: int, name: str) -> Tensor:
+def _all_gather(tensor: Tensor, order: Tensor, ticket: float, size: int, name: str) -> Tensor:
     group = find_group(name)
     with group.turn(ticket):
-        given = group.reachable(input)
+        given = group.reachable(tensor)
         parts = given.new_empty((size, *given.shape))
         group.finish(group.process_group.allgather([list(parts.unbind())], [given]))
-        return parts.to(input.device)
+        return parts.to(tensor.device)
 
 
-def _reduce_scatter(input: Tensor, order: Tensor, ticket: float, reduction: str, name: str) -> Tensor:
+def _reduce_scatter(tensor: Tensor, order: Tensor, ticket: float, reduction: str, name: str) -> Tensor:
     group = find_group(name)
     options = dist.ReduceScatterOptions()
     options.reduceOp = _reduction(reduction)
     with group.turn(ticket):
-        given = group.reachable(input)
+        given = group.reachable(tensor)
         part = given.new_empty(given.shape[1:])
         group.finish(group.process_group.reduce_scatter([part], [list(given.unbind())], options))
-        return part.to(input.device)
+        return part.to(tensor.device)
 
 
 def _all_to_all(
-    input: Tensor, order: Tensor, ticket: float, output_splits: Sequence[int], input_splits: Sequence[int], name: str
+    tensor: Tensor, order: Tensor, ticket: float, output_splits: Sequence[int], input_splits: Sequence[int], name: str
 ) -> Tensor:
     group = find_group(name)
     with group.turn(ticket):
-        given = group.reachable(input)
+        given = group.reachable(tensor)
         result = given.new_empty((sum(output_splits), *given.shape[1:]))
         work = group.process_group.alltoall_base(
             result, given, list(output_splits), list(input_splits), dist.AllToAllOptions()
         )
         group.finish(work)
-        return result.to(input.device)
+        return result.to(tensor.device)
 
 
-def _gather(input: Tensor, order: Tensor, ticket: float, size: int, root: int, name: str) -> Tensor:
+def _gather(tensor: Tensor, order: Tensor, ticket: float, size: int, root: int, name: str) -> Tensor:
     group = find_group(name)
     options = dist.GatherOptions()
     options.rootRank = root
     with group.turn(ticket):
-        given = group.reachable(input)
+        given = group.reachable(tensor)
         parts = given.new_empty((size, *given.shape))
         group.finish(group.process_group.gather([list(parts.unbind())] if size else [], [given], options))
-        return parts.to(input.device)
+        return parts.to(tensor.device)
 
 
-def _scatter(input: Tensor, order: Tensor, ticket: float, root: int, name: str) -> Tensor:
+def _scatter(tensor: Tensor, order: Tensor, ticket: float, root: int, name: str) -> Tensor:
     group = find_group(name)
     options = dist.ScatterOptions()
     options.rootRank = root
     with group.turn(ticket):
-        given = group.reachable(input)
+        given = group.reachable(tensor)
         part = given.new_empty(given.shape[1:])
         group.finish(group.process_group.scatter([part], [list(given.unbind())] if len(given) else [], options))
-        return part.to(input.device)
+        return part.to(tensor.device)
 
 
 _KERNELS: dict[str, Callable[..., Any]] = {

@@ -22,9 +22,10 @@ from tarry.ir.text import node_text, type_text
 
 
 def evaluate(
-    graph: Graph, inputs: Sequence[torch.Tensor], numbers: Sequence[int | float | complex] | None = None
+    graph: Graph, inputs: Sequence[torch.Tensor | None], numbers: Sequence[int | float | complex] | None = None
 ) -> list[torch.Tensor]:
-    """The outputs of the graph for these inputs (of the types the graph says) and numbers (default: the recorded)."""
+    """The outputs of the graph for these inputs (of the types the graph says; None for one that no node reads) and
+    numbers (default: the recorded)."""
     if len(inputs) != len(graph.inputs):
         raise IRError(f"evaluate: the graph has {len(graph.inputs)} inputs, {len(inputs)} were given")
     if numbers is None:
@@ -32,6 +33,8 @@ def evaluate(
     environment: dict[Value, torch.Tensor] = {}
     cpu = torch.device("cpu")
     for value, tensor in zip(graph.inputs, inputs, strict=True):
+        if tensor is None:
+            continue
         if not TensorType.of(tensor).matches(value.type):
             raise IRError(
                 f"evaluate: input %{value.id} is {type_text(TensorType.of(tensor))}, not {type_text(value.type)}"

@@ -163,6 +163,12 @@ def producers(graph: Graph) -> dict[Value, Node]:
     return {value: node for node in graph.nodes for value in node.results}
 
 
+def unread(graph: Graph) -> list[int]:
+    """The positions of inputs that no node reads, and that are no outputs."""
+    read = {value for node in graph.nodes for value in node.operands}.union(graph.outputs)
+    return [k for k, value in enumerate(graph.inputs) if value not in read]
+
+
 def users(graph: Graph) -> dict[Value, list[Node]]:
     """The nodes that read each value, in order, each once. Being an output of the graph is not a use."""
     found: dict[Value, list[Node]] = {value: [] for value in graph.inputs}

@@ -21,7 +21,16 @@ STRIDED_SCATTER = "tarry::strided_scatter"
 
 COLLECTIVES = frozenset(
     f"tarry_c10d::{name}"
-    for name in ("all_reduce_", "broadcast_", "reduce_", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
+    for name in (
+        "all_reduce_",
+        "broadcast_",
+        "reduce_",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "gather",
+        "scatter",
+    )
 )
 """Operators that communicate with other processes (tarry/distributed). No backend compiles them: they run on the real
 device inside the step, each once, in the order of the program."""

@@ -43,8 +43,12 @@ def instance(backend: str | Backend | Callable[..., Any], device: str | None) ->
         raise BackendError(
             f"tarry.set_backend takes a name, a tarry.Backend instance or a torch.compile backend, not {backend!r}"
         )
-    devices = made.devices() if device is None else (device,)
-    for name in devices:
+    devices = tuple(made.devices())
+    if not devices or not all(isinstance(one, Backend) for one in devices):
+        raise BackendError(
+            f"backend {made.name!r}: devices() gives a tarry.Backend for each device, one at least, not {devices!r}"
+        )
+    for name in [one.device for one in devices] if device is None else [device]:
         kinds = made.capabilities.device_types
         try:
             real = torch.device(name)

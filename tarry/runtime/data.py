@@ -24,7 +24,7 @@ from tarry.runtime.dispatch import PlainDispatch
 
 _stand_ins: weakref.WeakSet[Data] = weakref.WeakSet()  # data that nothing but the backend holds
 _copies: weakref.WeakSet[Data] = weakref.WeakSet()  # data made from a tensor that is still there
-_shared: set[int] = set()  # handles of data that more than one tensor may see
+_shared: weakref.WeakSet[Data] = weakref.WeakSet()  # data that more than one tensor may see
 _moving = threading.Lock()  # guards that `backend` and `value` of data are read together
 
 
@@ -46,16 +46,6 @@ def converts(backend: Backend) -> bool:
     """Whether the backend's data are anything but the tensors themselves."""
     kind = type(backend)
     return kind.to_data is not Backend.to_data or kind.to_tensor is not Backend.to_tensor
-
-
-def ordinal_of(backend: Backend, device: int) -> int:
-    """Which of the backend's devices is behind tarry:device. If we have more than it has, its last serves the rest."""
-    return min(device, len(backend.devices()) - 1)
-
-
-def real_device(backend: Backend, device: int) -> torch.device:
-    """The real device behind tarry:device."""
-    return torch.device(backend.devices()[ordinal_of(backend, device)])
 
 
 def empty(type_: TensorType, device: torch.device | str) -> torch.Tensor:
@@ -94,16 +84,27 @@ def read_stand_in(tensor: torch.Tensor) -> torch.Tensor:
         return _read(data)
 
 
+def share_stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor that stands in for the same data, for a storage of another device. What is overwritten is copied
+    first from now on."""
+    data: Data = tensor._tarry_data  # type: ignore[attr-defined]
+    with _moving:
+        other = data.backend.placeholder(data.type)
+        other.assign(data)
+    _shared.update((data, other))
+    return _stand_in(other)
+
+
 def _read(data: Data) -> torch.Tensor:
     with _moving:
         backend, value = data.backend, data.value
     return as_typed(backend.to_tensor(value), data.type, lambda: f"backend {backend.name!r}: to_tensor(data)")
 
 
-def evacuate(backend: Backend) -> None:
-    """Make tensors of all that a backend holds: it is about to go."""
+def evacuate(backends: Sequence[Backend]) -> None:
+    """Make tensors of all that backends hold: they are about to go."""
     for data in list(_stand_ins):
-        if data.backend is backend and data.has_value:
+        if data.backend in backends and data.has_value:
             value: torch.Tensor | Exception
             try:
                 with PlainDispatch():
@@ -113,7 +114,7 @@ def evacuate(backend: Backend) -> None:
             with _moving:
                 data.backend, data.value = _HOST, value
     for data in list(_copies):
-        if data.backend is backend:
+        if data.backend in backends:
             with _moving:
                 data.backend, data.value, data.has_value = _HOST, None, False
 
@@ -121,27 +122,35 @@ def evacuate(backend: Backend) -> None:
 # ---- a step's inputs and results
 
 
-def opaque_inputs(backend: Backend, batch: Batch, inputs: Sequence[Value], update: Sequence[int]) -> list[Data]:
-    """The backend's data for the inputs. Those at the positions in `update` belong to the step alone, for it
-    will overwrite them."""
-    given: list[Data] = []
-    device = real_device(backend, batch.device)
+def opaque_inputs(
+    backend: Backend, batch: Batch, inputs: Sequence[Value], update: Sequence[int], unread: Sequence[int]
+) -> list[Data | None]:
+    """The backend's data for the inputs; None for those at the positions in `unread`, which are not transferred. Those
+    at the positions in `update` belong to the step alone, for it will overwrite them."""
+    given: list[Data | None] = []
+    device = torch.device(backend.device)
     tensors: list[Any] = batch.own_inputs()
     for position, value in enumerate(inputs):
-        if tensors[position] is None:  # nothing reads it
+        if position in unread:
+            given.append(None)
+            continue
+        if tensors[position] is None:  # it is overwritten unread
             tensors[position] = empty(value.type, device)
         tensor = tensors[position]
         data: Data | None = getattr(tensor, "_tarry_data", None)
         if data is None or data.backend is not backend or not data.has_value:
-            real = tensor if data is None or not tensor.is_meta else _read(data)
-            data = _transfer(backend, real.to(device), value.type)
+            if data is None or not tensor.is_meta:
+                data = _transfer(backend, tensor.to(device), value.type)
+            else:
+                data = _received(backend, data)
             tensor._tarry_data = data
             (_stand_ins if tensor.is_meta else _copies).add(data)
         given.append(data)
     for position in update:
         data, tensor = given[position], tensors[position]
+        assert data is not None
         # The leaf of the graph and the Python object at hand know the tensor: another owner would see the write.
-        if data.handle in _shared or tensor._use_count() > 2:
+        if data in _shared or tensor._use_count() > 2:
             given[position] = _transfer(backend, _read(data).clone(), data.type)
     return given
 
@@ -151,18 +160,28 @@ def _transfer(backend: Backend, tensor: torch.Tensor, type_: TensorType) -> Data
     return backend.placeholder(type_).set(backend.to_data(tensor))
 
 
+def _received(backend: Backend, data: Data) -> Data:
+    """The backend's data for data of another device, or of a backend that is gone."""
+    with _moving:
+        sender, value = data.backend, data.value
+    if sender is _HOST or type(backend).receive is Backend.receive:
+        return _transfer(backend, _read(data).to(backend.device), data.type)
+    events.emit("transfer", direction="between devices", bytes=data.type.nbytes)
+    return backend.placeholder(data.type).set(backend.receive(value, sender))
+
+
 def opaque_results(
     backend: Backend,
     outputs: Sequence[Value],
     results: Sequence[Any],
-    inputs: Sequence[Data],
+    inputs: Sequence[Data | None],
     rewritten: Mapping[int, Data],
 ) -> list[torch.Tensor]:
     """Stand-ins for what a program gave, and for the inputs that it has overwritten instead (`rewritten`, by output).
 
     A result may be an input again, or another result: such data must not be overwritten while both are there.
     """
-    known = {_identity(data.value): data for data in inputs}
+    known = {_identity(data.value): data for data in inputs if data is not None}
     made = []
     for k, (value, result) in enumerate(zip(outputs, results, strict=True)):
         data = backend.placeholder(value.type)
@@ -175,7 +194,7 @@ def opaque_results(
             same = known.setdefault(_identity(result), data.set(result))
             if same is not data:
                 data.handle = same.handle
-                _shared.add(data.handle)
+                _shared.update((data, same))
         made.append(_stand_in(data))
     return made
 

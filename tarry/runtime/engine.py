@@ -65,10 +65,10 @@ class Found:
 
 
 class Engine:
-    """All that is known of graphs, and the compiler."""
+    """All that is known of graphs of one device. Another device's programs are its own, if its graphs are the same."""
 
-    def __init__(self) -> None:
-        self.compiler = Compiler()
+    def __init__(self, compiler: Compiler) -> None:
+        self.compiler = compiler
         self._entries: EntryCache[GraphEntry] = EntryCache()
         self._families = Families()
         self._sites = Sites()

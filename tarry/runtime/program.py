@@ -20,7 +20,7 @@ from tarry.backends.partition import Part, compiles, partition
 from tarry.config import config
 from tarry.errors import BackendError, FallbackError
 from tarry.ir.evaluate import run_node
-from tarry.ir.graph import Graph, Node, Value, producers
+from tarry.ir.graph import Graph, Node, Value, producers, unread
 from tarry.ir.operators import COLLECTIVES
 from tarry.ir.sizes import Symbols
 from tarry.ir.text import node_text
@@ -28,7 +28,7 @@ from tarry.native import C
 from tarry.passes.split import Split
 from tarry.runtime.compile.composed import compile_graph
 from tarry.runtime.compile.computations import Build, Sizes
-from tarry.runtime.data import as_typed, converts, empty, opaque_inputs, opaque_results, ordinal_of, real_device
+from tarry.runtime.data import as_typed, converts, empty, opaque_inputs, opaque_results
 from tarry.runtime.dispatch import PlainDispatch, uninterrupted
 
 _UNGUARDED: AbstractContextManager[None] = nullcontext()
@@ -66,8 +66,7 @@ class Program:
         self._proven = not self._update
         """Whether it has run to its end once. Until then all that it updates is copied first: a kernel that is missing,
         or memory that does not suffice, shows in the first run, and must not leave half a step behind."""
-        read = {value for node in graph.nodes for value in node.operands}
-        self._unread = [k for k, value in enumerate(graph.inputs) if value not in read]
+        self._unread = [k for k in unread(graph) if k not in self._update]
 
     def text(self) -> str:
         """The program as the backend's compiler sees it, part by part."""
@@ -144,11 +143,13 @@ class Program:
         backend = self._backend
         inputs: list[Any] = batch.inputs(self._update, preserve)
         for k in self._unread:
-            if inputs[k] is None:
-                inputs[k] = empty(self._graph.inputs[k].type, real_device(backend, batch.device))
+            if self._native is None:
+                inputs[k] = None
+            elif inputs[k] is None:
+                inputs[k] = empty(self._graph.inputs[k].type, backend.device)
         if self._converts:
-            inputs = list(map(backend.to_data, inputs))
-        results = self._results(inputs, numbers, batch)
+            inputs = [None if tensor is None else backend.to_data(tensor) for tensor in inputs]
+        results = self._results(inputs, numbers)
         _check_count(results, len(self._graph.outputs))
         outputs: list[Any] = list(results)
         for k in self._in_place:
@@ -164,13 +165,13 @@ class Program:
     def _run_opaque(self, batch: Batch, numbers: list[PythonNumber]) -> list[torch.Tensor]:
         """The results as tensors that stand in for them."""
         backend, graph = self._backend, self._graph
-        given = opaque_inputs(backend, batch, graph.inputs, self._update)
-        results = self._results([data.value for data in given], numbers, batch)
+        given = opaque_inputs(backend, batch, graph.inputs, self._update, self._unread)
+        results = self._results([data and data.value for data in given], numbers)
         _check_count(results, len(graph.outputs))
-        rewritten = {k: given[position] for k, position in self._in_place.items()}
+        rewritten = {k: data for k, position in self._in_place.items() if (data := given[position]) is not None}
         return opaque_results(backend, graph.outputs, results, given, rewritten)
 
-    def _results(self, inputs: list[Any], numbers: list[PythonNumber], batch: Batch) -> Sequence[Any]:
+    def _results(self, inputs: list[Any], numbers: list[PythonNumber]) -> Sequence[Any]:
         if self._whole is not None:
             return self._whole.run(inputs, numbers)
         environment: dict[Value, Any] = dict(zip(self._graph.inputs, inputs, strict=True))
@@ -179,7 +180,7 @@ class Program:
             if compiled is not None:
                 self._run_part(part, compiled, environment, numbers)
             else:
-                self._run_on_device(part, environment, numbers, batch.device)
+                self._run_on_device(part, environment, numbers)
             for value in part.drops:
                 del environment[value]
         return [environment[value] for value in self._graph.outputs]
@@ -193,13 +194,10 @@ class Program:
             plain = not self._opaque and not self._converts
             environment[value] = self._typed(value, result) if plain else result
 
-    def _run_on_device(
-        self, part: Part, environment: dict[Value, Any], numbers: list[PythonNumber], device: int
-    ) -> None:
+    def _run_on_device(self, part: Part, environment: dict[Value, Any], numbers: list[PythonNumber]) -> None:
         """Run operators that the backend does not know, on the real device."""
         backend = self._backend
-        here = real_device(backend, device)
-        fallback = torch.device(backend.fallback_device(ordinal_of(backend, device)))
+        here, fallback = torch.device(backend.device), torch.device(backend.fallback_device())
         unknown = set(map(id, self._unknown))
         local: dict[Value, torch.Tensor] = {}
         for value in part.takes:

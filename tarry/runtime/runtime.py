@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 from typing import Any
@@ -30,8 +30,9 @@ from tarry.native import C
 from tarry.runtime import limits
 from tarry.runtime.choose import default_name, instance, is_importing_torch
 from tarry.runtime.closures import StepClosures
+from tarry.runtime.compile.compiler import Compiler
 from tarry.runtime.compile.observe import Observer
-from tarry.runtime.data import evacuate, ordinal_of, read_stand_in
+from tarry.runtime.data import evacuate, read_stand_in, share_stand_in
 from tarry.runtime.decide import small_step
 from tarry.runtime.dispatch import PlainDispatch, profiled, refuse_while_compiling
 from tarry.runtime.engine import Engine
@@ -47,10 +48,14 @@ class Runtime:
 
     def __init__(self) -> None:
         self._lock = C.step_lock()
-        self._engine = Engine()
+        self._compiler = Compiler()
+        self._engines: list[Engine] = []
+        """One for each device that was used."""
         self._closures = StepClosures()
         self._saved = SavedGraphs()
         self._backend: Backend | None = None
+        self._devices: Sequence[Backend] = ()
+        """Those of the backend: each computes what is pending on one device."""
         self._choosing = threading.local()
         self.generation = 0
         """Grows when all programs are forgotten: what was prepared for the old backend is void then."""
@@ -104,9 +109,10 @@ class Runtime:
                     self.sync_all("set_backend")
                 except TarryError as error:  # the new backend computes what the old one could not
                     events.emit("error", stage="set_backend", backend=old.name, error=repr(error), **places.of_caller())
-                self._engine.compiler.forget()
+                self._compiler.forget()
                 self._retire(old)
-            self._engine.clear()
+            for engine in self._engines:
+                engine.clear()
             self.generation += 1
             C.forget_speculations()
             try:
@@ -116,7 +122,7 @@ class Runtime:
                 if old is not None and old is not chosen:
                     self._start(old, None, None)  # its data were moved out: it begins anew
                 raise
-            self._engine.compiler.chosen = compile_
+            self._compiler.chosen = compile_
             self.on_policy()
 
     def _start(self, backend: Backend, device: str | None, before: Backend | None) -> None:
@@ -136,7 +142,7 @@ class Runtime:
 
     def _retire(self, backend: Backend) -> None:
         """A backend goes. One that fails at that must not be in the way of the next."""
-        evacuate(backend)
+        evacuate(self._devices)
         try:
             with PlainDispatch():
                 backend.teardown()
@@ -145,8 +151,8 @@ class Runtime:
             warnings.warn(f"tarry: teardown of backend {backend.name!r} failed: {error}", stacklevel=2)
 
     def _bind_devices(self, backend: Backend, before: Backend | None) -> None:
-        """Put the backend's real devices behind tarry:0, tarry:1, ..."""
-        devices = list(backend.devices())
+        """Put the backend's devices behind tarry:0, tarry:1, ..."""
+        devices = tuple(backend.devices())
         if len(devices) != C.device_count() and not C.is_used():
             C.set_device_count(len(devices))
         if not 0 <= backend.default_ordinal < C.device_count():
@@ -155,7 +161,10 @@ class Runtime:
                 f"{C.device_count()} devices 'tarry:0', ..."
             )
         for index in range(C.device_count()):
-            C.set_real_device(index, devices[min(index, len(devices) - 1)])
+            one = _behind(devices, index)
+            can, on_gpu = one.capabilities, torch.device(one.device).type == "cuda"
+            C.set_real_device(index, one.device, can.opaque_data, can.asynchronous or on_gpu)
+        self._devices = devices
         if backend.default_ordinal != (before.default_ordinal if before is not None else 0):
             C.set_device(backend.default_ordinal)
 
@@ -176,14 +185,22 @@ class Runtime:
 
     def memory_info(self, ordinal: int) -> tuple[int, int]:
         """Free and total bytes of the real device behind tarry:ordinal."""
-        backend = self.backend
-        info = backend.memory_info(ordinal_of(backend, ordinal))
+        info = self._one_of(self.backend, ordinal).memory_info()
         return info.free, info.total
+
+    def _one_of(self, backend: Backend, device: int) -> Backend:
+        """Of a backend's devices, the one that computes what is pending on tarry:device."""
+        return _behind(self._devices if backend is self._backend else backend.devices(), device)
+
+    def _engine_of(self, device: int) -> Engine:
+        while len(self._engines) <= device:
+            self._engines.append(Engine(self._compiler))
+        return self._engines[device]
 
     def close(self) -> None:
         """The process ends: closures finish, what is pending or being compiled is dropped, the backend torn down."""
         self._closures.finish()
-        self._engine.compiler.close()
+        self._compiler.close()
         try:
             self._finish_last()
             for text in C.owed_errors():
@@ -204,15 +221,17 @@ class Runtime:
     @property
     def policy(self) -> Policy | None:
         """The policy that `set_backend` was given."""
-        return self._engine.compiler.chosen
+        return self._compiler.chosen
 
     def on_policy(self) -> None:
         """The policy may have changed: tell the native part which steps it serves by itself."""
         if self._backend is None:
             return
         with self._lock:
-            self._engine.forget_served()
-            C.set_small_step(*small_step(self._backend, self._engine.compiler.policy(self._backend)))
+            for engine in self._engines:
+                engine.forget_served()
+            steps = [small_step(one, self._compiler.policy(one)) for one in self._devices]
+            C.set_small_step(*(min(least) for least in zip(*steps, strict=True)))
 
     # ---- syncing
 
@@ -223,7 +242,7 @@ class Runtime:
 
     def observe_compiles(self, observer: Observer | None) -> None:
         """Have `observer` called with each graph that gets a program (compile/observe.py)."""
-        self._engine.compiler.observer = observer
+        self._compiler.observer = observer
 
     def sync_all(self, reason: str, *, awaited: bool = True) -> None:
         """Compute everything that is pending on any device."""
@@ -240,7 +259,6 @@ class Runtime:
             with self._lock:  # as _alone(), without what a context manager in Python costs
                 if self._lock.in_step:
                     raise _in_mid_step()
-                backend = self._backend or backend
                 if awaited or not C.is_in_flight(device):
                     asked = perf_counter()
                     self._finish(device)
@@ -252,7 +270,7 @@ class Runtime:
                         if config.save_graphs is not None:
                             self._saved.save(batch, reason, config.save_graphs)
                         batch.unawaited = not awaited
-                        self._serve(backend, batch, reason, asked, waited)
+                        self._serve(self._backend or backend, batch, reason, asked, waited)
             C.raise_owed()
         except Exception:
             if not C.pending(device):  # the step is done, but for what has failed
@@ -304,12 +322,13 @@ class Runtime:
         """Compute a batch. It was asked for then, and so many seconds were waited since. The lock is held."""
         operations = batch.num_operations  # its nodes are not ours any more when it is handed over
         began, device = asked if batch.replayed else batch.began, batch.device
+        backend, engine = self._one_of(backend, device), self._engine_of(device)
         collects = gc.isenabled()
         counted = C.count_memory(batch.device)
         try:  # first: an interrupt may come after any call
             self._lock.in_step = True
             gc.disable()  # a finaliser that needs a value could not be served in the middle of a step
-            profiled("tarry::step", self._compute, backend, batch)
+            profiled("tarry::step", self._compute, engine, backend, batch)
         finally:
             self._lock.in_step = False
             C.count_memory(counted)
@@ -320,11 +339,11 @@ class Runtime:
             "sync",
             reason=reason,
             operations=operations,
-            path="replayed" if batch.replayed else self._engine.path,
+            path="replayed" if batch.replayed else engine.path,
             start=began,
             record_seconds=asked - began,
             wait_seconds=waited,
-            execute_seconds=self._engine.execute_seconds,
+            execute_seconds=engine.execute_seconds,
             seconds=seconds,
             device=device,
             **place,
@@ -333,9 +352,9 @@ class Runtime:
         if cut is not None:
             events.emit("budget_cut", **cut)
 
-    def _compute(self, backend: Backend, batch: Batch) -> None:
+    def _compute(self, engine: Engine, backend: Backend, batch: Batch) -> None:
         try:
-            self._engine.compute(backend, batch)
+            engine.compute(backend, batch)
         except BaseException:
             self.after_finish()
             raise
@@ -357,8 +376,9 @@ class Runtime:
     def compiled_text(self, tensors: list[torch.Tensor]) -> str:
         """What the backend makes of the graph behind some tensors, as text. Compiles it, runs nothing."""
         with self._alone():
-            backend, batch = self.backend, C.peek(tensors)
-            text = self._engine.text(backend, batch)
+            batch = C.peek(tensors)
+            backend = self._one_of(self.backend, batch.device)
+            text = self._engine_of(batch.device).text(backend, batch)
         if text is None:
             recorded = Recording(batch).recorded
             return f"backend {backend.name!r} runs this graph as it was recorded:\n{recorded}"
@@ -380,16 +400,17 @@ class Runtime:
         """Wait for what is in flight, step closures among it."""
         with self._alone():
             self._finish_all()
-        self.backend.synchronize()
+        for backend in self._devices or self.backend.devices():
+            backend.synchronize()
         self._closures.wait()
 
     def wait_for_compiles(self, timeout: float | None = None) -> bool:
         """Wait until nothing is being compiled in the background; False if that took longer."""
-        return self._engine.compiler.wait(timeout)
+        return self._compiler.wait(timeout)
 
     def no_recompile(self) -> AbstractContextManager[None]:
         """Within the block, a step that has no program raises."""
-        return self._engine.compiler.no_recompile.block()
+        return self._compiler.no_recompile.block()
 
     # ---- step closures
 
@@ -459,6 +480,10 @@ class Runtime:
         """The real tensor for one that stands in for data of the backend's own."""
         return read_stand_in(stand_in)
 
+    def on_share(self, stand_in: torch.Tensor) -> torch.Tensor:
+        """Another tensor for the same data of the backend's own: they are copied to another device."""
+        return share_stand_in(stand_in)
+
     def on_value(self, method: str, device: int, place: C.Place, seconds: float) -> None:
         """The program has read a value, and somebody watches."""
         events.emit("read", method=method, device=device, seconds=seconds, **places.fields(place))
@@ -483,6 +508,11 @@ _REMEDIES = {
     "it has a sparse or nested argument": "only dense tensors are recorded: where memory allows, use sparse=False, "
     ".to_dense() or a padded batch"
 }
+
+
+def _behind(devices: Sequence[Backend], index: int) -> Backend:
+    """What is behind tarry:index. If there are more than the backend has, its last serves the rest."""
+    return devices[min(index, len(devices) - 1)]
 
 
 def _in_mid_step() -> TarryError:

@@ -64,21 +64,25 @@ class Accelerator(Walking):
     def compile(self, graph: Graph) -> Computation | Run:
         super().compile(graph)
 
-        def run(inputs: list[Handle], numbers: list[Any]) -> list[Handle]:
+        def run(inputs: list[Any], numbers: list[Any]) -> list[Handle]:
             self.runs += 1
-            operands = [self.memory[handle.address] for handle in inputs]
-            before = [operand.clone() for operand in operands]
+            operands = self.operands(inputs)
+            before = [None if operand is None else operand.clone() for operand in operands]
             results = [self.store(result.clone()) for result in self.walk(graph, operands, numbers)]
             for operand, content in zip(operands, before, strict=True):
-                assert torch.equal(operand.nan_to_num(), content.nan_to_num())
+                assert operand is None or torch.equal(operand.nan_to_num(), content.nan_to_num())
             return results
 
         return run
 
+    def operands(self, inputs: list[Any]) -> list[Any]:
+        """What lies at the handles; None where nothing reads it."""
+        return [None if handle is None else self.memory[handle.address] for handle in inputs]
+
     def metrics(self) -> dict[str, float]:
         return {"buffers": len(self.memory), "bytes": sum(t.nbytes for t in self.memory.values())}
 
-    def memory_info(self, ordinal: int = 0) -> MemoryInfo:
+    def memory_info(self) -> MemoryInfo:
         total = 1 << 20
         return MemoryInfo(total - int(self.metrics()["bytes"]), total)
 
@@ -93,9 +97,9 @@ class Updating(Accelerator):
         Walking.compile(self, graph)
         in_place = frozenset(k for k, replaced in enumerate(graph.replaces) if replaced is not None)
 
-        def run(inputs: list[Handle], numbers: list[Any]) -> list[Handle | None]:
+        def run(inputs: list[Any], numbers: list[Any]) -> list[Handle | None]:
             self.runs += 1
-            results = self.walk(graph, [self.memory[handle.address] for handle in inputs], numbers)
+            results = self.walk(graph, self.operands(inputs), numbers)
             results = [result.clone() for result in results]
             outputs: list[Handle | None] = []
             for k, result in enumerate(results):
@@ -141,16 +145,16 @@ class Asynchronous(Accelerator):
     def compile(self, graph: Graph) -> Run:
         Walking.compile(self, graph)
 
-        def run(inputs: list[Handle], numbers: list[Any]) -> list[Handle]:
+        def run(inputs: list[Any], numbers: list[Any]) -> list[Handle]:
             self.runs += 1
             handles = [Handle(self, next(self._addresses)) for _ in graph.outputs]
 
             def job() -> None:
                 try:
                     for handle in inputs:
-                        if handle.error is not None:
+                        if handle is not None and handle.error is not None:
                             raise handle.error
-                    results = self.walk(graph, [self.memory[handle.address] for handle in inputs], numbers)
+                    results = self.walk(graph, self.operands(inputs), numbers)
                     for handle, result in zip(handles, results, strict=True):
                         self.memory[handle.address] = result.clone()
                 except Exception as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from tarry.events import expect, record
 from tarry.ir.graph import Graph
 from tarry.native import C
 from tests.backends.simple import Walking, using
-from tests.backends.simulated import Accelerator
+from tests.backends.simulated import Accelerator, Updating
 
 USES_DEVICE = True
 
@@ -149,8 +150,9 @@ class Arrays(Walking):
 
         def run(inputs: list[Any], numbers: list[Any]) -> list[Any]:
             self.runs += 1
-            assert all(isinstance(array, np.ndarray) for array in inputs)
-            return [r.numpy() for r in self.walk(graph, [torch.from_numpy(array) for array in inputs], numbers)]
+            assert all(array is None or isinstance(array, np.ndarray) for array in inputs)
+            tensors: list[Any] = [None if array is None else torch.from_numpy(array) for array in inputs]
+            return [r.numpy() for r in self.walk(graph, tensors, numbers)]
 
         return run
 
@@ -213,6 +215,48 @@ def test_inputs_that_nobody_reads_may_be_missing(kind: type[Walking]) -> None:
         del values
         assert seen[0].tolist() == [10.0, 20.0, 30.0]
     assert len(inputs_seen) == 2
+
+
+@pytest.mark.parametrize("kind", [Walking, Arrays, Accelerator, Updating])
+def test_an_input_that_no_node_reads_is_none_and_stays_where_it_is(kind: type[Walking]) -> None:
+    given: list[list[Any]] = []
+
+    class Watched(kind):  # type: ignore[misc, valid-type]
+        def compile(self, graph: Graph) -> Any:
+            made = super().compile(graph)
+            program = made.run if isinstance(made, Computation) else made
+
+            def run(inputs: list[Any], numbers: list[Any]) -> Any:
+                given.append(list(inputs))
+                return program(inputs, numbers)
+
+            return replace(made, run=run) if isinstance(made, Computation) else run
+
+    with using(Watched()) as backend:
+        x, y = torch.zeros(1000).to("tarry"), torch.ones(3).to("tarry")
+        tarry.mark_step()
+        with record() as seen:
+            x.fill_(3)
+            z = y + 1
+            tarry.mark_step()
+        moved = [event.fields["bytes"] for event in seen if event.kind == "transfer"]
+        assert (x[0].item(), z.tolist()) == (3.0, [2.0] * 3)
+    if not backend.capabilities.updates_in_place:  # it is given what it overwrites
+        assert sum(value is None for value in given[0]) == 1
+        assert len(given[0]) == 2
+        assert 4000 not in moved
+
+
+@pytest.mark.parametrize("name", ["torchscript", "inductor", "dynamo:eager"])
+def test_compilers_that_want_all_inputs_get_them(name: str) -> None:
+    with using(name), tarry.config.override(compile="wait"):
+        x, y = torch.zeros(10).to("tarry"), torch.ones(3).to("tarry")
+        tarry.mark_step()
+        x.bernoulli_(0.0)  # a generator: TorchScript and Inductor run it through Python
+        x.fill_(3)
+        z = y + 1
+        tarry.mark_step()
+        assert (x.tolist(), z.tolist()) == ([3.0] * 10, [2.0] * 3)
 
 
 def test_memory_that_was_never_written_can_be_read() -> None:

@@ -3,18 +3,16 @@ each of these programs is a process of its own."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import tarry
+from tarry.backends.base import Backend
 from tarry.errors import BackendError
 from tests.backends.simple import Walking, using
+from tests.support.scripts import run_script
 
 USES_DEVICE = True
 
@@ -26,22 +24,16 @@ _PRELUDE = """
 
     class Twins(Walking):
         name = "twins"
+        def __init__(self, kind=Walking, **options):
+            super().__init__(**options)
+            self.both = [kind(**options), kind(**options)]
         def devices(self):
-            return ["cpu", "cpu"]
+            return self.both
 """
 
 
-def _run(script: str, **environment: str) -> str:
-    path = str(Path(__file__).parent.parent.parent)
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(_PRELUDE) + textwrap.dedent(script)],
-        check=False,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path, "TARRY_BACKEND": "eager", **environment},
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+def _run(script: str) -> str:
+    return run_script(script, _PRELUDE)
 
 
 def test_tensors_on_both_and_copies_between_them() -> None:
@@ -176,33 +168,32 @@ def test_the_default_ordinal() -> None:
 def test_the_device_that_operators_fall_back_to() -> None:
     _run("""
         asked = []
-        class Twice(Twins):
-            def fallback_device(self, ordinal=0):
-                asked.append(ordinal)
+        class Asked(Walking):
+            def fallback_device(self):
+                asked.append(self)
                 return "cpu"
 
-        tarry.set_backend(Twice(lacks=["aten::tanh"]))
+        backend = Twins(Asked, lacks=["aten::tanh"])
+        tarry.set_backend(backend)
         for index in (0, 1):
             x = torch.ones(3).to(f"tarry:{index}")
             with expect(fallbacks=1):
                 torch.testing.assert_close((x.tanh() + 1).cpu(), torch.ones(3).tanh() + 1)
-        assert asked == [0, 1]
+        assert asked == backend.both
     """)
 
 
 def test_data_of_the_backends_own_on_both() -> None:
     _run("""
-        class Pair(Accelerator):
-            def devices(self):
-                return ["cpu", "cpu"]
-
-        tarry.set_backend(Pair())
+        backend = Twins(Accelerator)
+        tarry.set_backend(backend)
         x, y = torch.ones(3).to("tarry:0") + 1, torch.ones(3).to("tarry:1") + 2
         tarry.mark_step()
         z = x.to("tarry:1") + y
         x.add_(1)
         assert (x.tolist(), y.tolist(), z.tolist()) == ([3.0] * 3, [3.0] * 3, [5.0] * 3)
-        assert torch.tarry.mem_get_info(1) == torch.tarry.mem_get_info(0)
+        for index, one in enumerate(backend.both):
+            assert torch.tarry.mem_get_info(index)[0] == one.memory_info().free < 1 << 20
         tarry.set_backend("eager")
         assert (x.tolist(), (y + 1).tolist(), z.tolist()) == ([3.0] * 3, [4.0] * 3, [5.0] * 3)
     """)
@@ -240,8 +231,8 @@ def test_a_backend_of_fewer_devices_serves_all_with_its_last() -> None:
 
 def test_once_used_the_number_of_devices_stays() -> None:
     class Twins(Walking):
-        def devices(self) -> list[str]:
-            return ["cpu", "cpu"]
+        def devices(self) -> list[Backend]:
+            return [self, Walking()]
 
     before = torch.tarry.device_count()
     torch.ones(1, device="tarry")
@@ -260,3 +251,17 @@ def test_a_default_ordinal_that_does_not_exist_is_refused() -> None:
         tarry.set_backend(Beyond())
     assert tarry.get_backend() is before
     assert (torch.ones(2).to("tarry") + 1).tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("wrong", [[], ["cpu", "cpu"], [None]])
+def test_devices_that_are_no_backends_are_refused(wrong: list[Any]) -> None:
+    class Wrong(Walking):
+        name = "wrong"
+
+        def devices(self) -> list[Any]:
+            return wrong
+
+    before = tarry.get_backend()
+    with pytest.raises(BackendError, match=r"'wrong': devices\(\) gives a tarry.Backend for each device"):
+        tarry.set_backend(Wrong())
+    assert tarry.get_backend() is before

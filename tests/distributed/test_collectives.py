@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -279,6 +280,7 @@ def names_of_groups(backend: str) -> Tensor:
     x = torch.full((2,), dist.get_rank() + 1.0).to("tarry")
     dist.all_reduce(x)
     dist.destroy_process_group()
+    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)  # the old store may live a little longer
     dist.init_process_group(backend)  # and again
     dist.all_reduce(x)
     return x.cpu()

@@ -64,7 +64,8 @@ def one_more_on_a_rank() -> tuple[str, list[float], list[float]]:
 
 def test_one_more_on_a_rank(tmp_path: Path) -> None:
     for message, x, y in run(one_more_on_a_rank, tmp_path):
-        assert "float32[3]" in message and "float32[5]" in message
+        assert "float32[3]" in message
+        assert "float32[5]" in message
         assert (x, y) == ([8.0] * 3, [2.0] * 5)
 
 
@@ -79,8 +80,10 @@ def an_error_on_a_rank() -> str:
 
 def test_an_error_on_a_rank_ends_the_others(tmp_path: Path) -> None:
     survivor, failed = run(an_error_on_a_rank, tmp_path)
-    assert "index" in failed.lower() and "out of" in failed.lower()
-    assert "Error" in survivor and "no error" not in survivor[:20]
+    assert "index" in failed.lower()
+    assert "out of" in failed.lower()
+    assert "Error" in survivor
+    assert "no error" not in survivor[:20]
 
 
 def a_rank_that_dies() -> str:

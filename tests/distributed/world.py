@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import socket
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,7 @@ TIMEOUT = 240
 
 def run(function: Callable[..., Any], folder: Path, *args: Any, size: int = 2, backend: str = "eager") -> list[Any]:
     """What `function(*args)` returned on each rank; an exception as `repr`, None from a process that died."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = _free_port()
     context = multiprocessing.get_context("spawn")
     processes = [
         context.Process(target=_rank, args=(function, args, rank, size, port, str(folder), backend))
@@ -36,6 +36,15 @@ def run(function: Callable[..., Any], folder: Path, *args: Any, size: int = 2, b
     assert not hanging, f"ranks {hanging} did not end"
     files = [folder / f"{rank}.pt" for rank in range(size)]
     return [torch.load(file, weights_only=False) if file.exists() else None for file in files]
+
+
+def _free_port() -> int:
+    """One below those that the system gives to connections, which another test's process could take meanwhile."""
+    for port in random.sample(range(15_000, 30_000), 100):
+        with socket.socket() as candidate, suppress(OSError):
+            candidate.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("no port is free")
 
 
 def _rank(

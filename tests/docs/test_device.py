@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-ITEMS = 43
+ITEMS = 47
 
 
 def _rows() -> list[tuple[str, str, str, str]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,7 +29,13 @@ def test_there_are_examples() -> None:
 
 
 @pytest.mark.parametrize(("name", "source"), _examples(), ids=[name for name, _ in _examples()])
-def test_example(name: str, source: str) -> None:
+def test_example(name: str, source: str, tmp_path: Path) -> None:
+    if source.startswith("# train.py"):  # for several processes
+        script = tmp_path / "train.py"
+        script.write_text(source)
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+        subprocess.run(torchrun, check=True, timeout=120)
+        return
     try:
         exec(compile(source, name, "exec"), {"__name__": "example"})
     except ModuleNotFoundError as error:

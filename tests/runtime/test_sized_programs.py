@@ -28,7 +28,7 @@ def _programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setattr(type(tarry.config), "cache_dir", property(lambda self: tmp_path))
     with tarry.config.override(store=True):
         yield tmp_path / "programs"
-    _api._runtime._engine.compiler._process.close()
+    _api._runtime._compiler._process.close()
 
 
 def _steps(sizes: range | list[int], *, wait: bool = False) -> None:

@@ -27,11 +27,11 @@ USES_DEVICE = True
 @pytest.fixture(autouse=True)
 def _no_worker_left() -> Iterator[None]:
     yield
-    _api._runtime._engine.compiler._process.close()
+    _api._runtime._compiler._process.close()
 
 
 def _worker() -> int:
-    pid = _api._runtime._engine.compiler._process.pid
+    pid = _api._runtime._compiler._process.pid
     assert pid is not None
     return pid
 
@@ -122,7 +122,7 @@ def test_what_its_compiler_says_is_said_here(manner: str, message: str) -> None:
 def test_a_worker_that_cannot_be_started_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no python"))
     process = CompileProcess()
-    monkeypatch.setattr(_api._runtime._engine.compiler, "_process", process)
+    monkeypatch.setattr(_api._runtime._compiler, "_process", process)
     backend = Portable(diary=tmp_path / "diary")
     with using(backend, "background"):
         kinds = _compile(backend)

@@ -31,6 +31,7 @@ from tarry.backends.inductor.numerics import as_eager_rounds, decompositions, si
 from tarry.backends.inductor.phases import has_phases, kept_apart
 from tarry.backends.inductor.settings import apply_settings, fingerprint, is_json, settings
 from tarry.backends.inductor.symbolic import SymbolicSizes, check_results
+from tarry.backends.lowering import with_all_inputs
 from tarry.codegen.op_table import facts
 from tarry.errors import Unsupported
 from tarry.ir.graph import Graph, Node, Number, Value
@@ -358,4 +359,4 @@ def _runner(program: Signature, function: Any) -> Run:
     def run(inputs: list[Any], numbers: list[PythonNumber]) -> list[Any]:
         return program.arranged(function([*numbers[count:], *inputs, *program.number_tensors(numbers)]))
 
-    return run
+    return with_all_inputs(program.graph, program.device, run)

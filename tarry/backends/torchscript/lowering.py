@@ -11,7 +11,7 @@ import torch
 
 from tarry import generated
 from tarry.backends.base import Computation
-from tarry.backends.lowering import LoweringContext
+from tarry.backends.lowering import LoweringContext, with_all_inputs
 from tarry.backends.torchscript import jit, types
 from tarry.backends.torchscript.jit import JitBuilder, JitGraph, JitValue
 from tarry.backends.torchscript.program import Program
@@ -352,4 +352,5 @@ class TSLoweringContext(LoweringContext[JitValue]):
         if not needs_python(self.graph) and not self._generators:
             results = [value.type for value in self.graph.outputs]
             native = jit.native_program(graph, self.feeds, returned, results, self.device)
-        return Computation(run, self.graph, in_place, lambda: str(graph), native)
+        run_all = with_all_inputs(self.graph, self.device, run)
+        return Computation(run_all, self.graph, in_place, lambda: str(graph), native)

@@ -36,7 +36,7 @@ namespace {
 // Functions of the Python runtime, kept for the life of the process.
 struct Callbacks {
   PyObject *sync = nullptr, *batch = nullptr, *failure = nullptr, *diagnose = nullptr, *fallback = nullptr, *read = nullptr,
-           *value = nullptr, *flush = nullptr;
+           *share = nullptr, *value = nullptr, *flush = nullptr;
 };
 Callbacks callbacks;
 bool keeps_frames = false; // of tarry, in errors
@@ -70,12 +70,13 @@ void bind_settings(py::module& m) {
   m.def(
       "set_callbacks",
       [](py::object sync, py::object batch, py::object failure, py::object diagnose, py::object fallback, py::object read,
-         py::object value, py::object flush) {
+         py::object share, py::object value, py::object flush) {
         const auto take = [](py::object& object) { return object.release().ptr(); };
-        callbacks = {take(sync), take(batch), take(failure), take(diagnose), take(fallback), take(read), take(value), take(flush)};
+        callbacks = {take(sync), take(batch), take(failure), take(diagnose), take(fallback),
+                     take(read), take(share), take(value),   take(flush)};
       });
-  m.def("set_real_device", [](int index, const std::string& device) {
-    set_real_device(static_cast<c10::DeviceIndex>(index), c10::Device(device));
+  m.def("set_real_device", [](int index, const std::string& device, bool opaque_data, bool asynchronous) {
+    set_real_device(static_cast<c10::DeviceIndex>(index), c10::Device(device), opaque_data, asynchronous);
   });
   m.def("real_device", [](int index) { return real_device(static_cast<c10::DeviceIndex>(index)).str(); }, py::arg("index") = -1);
   m.def("keep_freed_memory", &keep_freed_memory);
@@ -496,6 +497,11 @@ void request_flush() {
 at::Tensor read_backend_data(const at::Tensor& stand_in) {
   const Gil gil;
   return call(callbacks.read, stand_in).cast<at::Tensor>().detach(); // see Batch::inputs
+}
+
+at::Tensor share_backend_data(const at::Tensor& stand_in) {
+  const Gil gil;
+  return call(callbacks.share, stand_in).cast<at::Tensor>();
 }
 
 } // namespace tarry

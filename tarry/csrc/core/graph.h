@@ -256,7 +256,9 @@ void set_failed(TarryStorage* storage, FailurePtr failure, Graveyard& graveyard)
 // The storage's current value as a node output. The caller holds the lock.
 Value current_value(TarryStorage* storage, Graveyard& graveyard);
 
-// Computes all that is pending (through the Python runtime), then gives the real tensor that `tensor` looks at.
+// Computes all that is pending (through the Python runtime), then gives the storage's contents: perhaps a tensor on the meta device.
+at::Tensor settled_data(TarryStorage* storage, const char* reason);
+// As above, and gives the real tensor that `tensor` looks at.
 at::Tensor materialise(const at::Tensor& tensor, const char* reason);
 // As above, for a caller that copies it at once: perhaps not the tensor itself, and on the host.
 at::Tensor materialise_for_reading(const at::Tensor& tensor, const char* reason);
@@ -282,6 +284,10 @@ struct PlainDispatch {
 
 // The real device behind tarry:index; -1 is the current one.
 c10::Device real_device(c10::DeviceIndex index = -1);
-void set_real_device(c10::DeviceIndex index, c10::Device device);
+// What its backend says of it: whether results are data that only the backend can read, and whether they may be there later than
+// the program returns (Capabilities in backends/base.py).
+bool has_opaque_data(c10::DeviceIndex index);
+bool is_asynchronous(c10::DeviceIndex index);
+void set_real_device(c10::DeviceIndex index, c10::Device device, bool opaque_data, bool asynchronous);
 
 } // namespace tarry

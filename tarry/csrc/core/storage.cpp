@@ -61,20 +61,33 @@ AddressAllocator* allocator_of(c10::DeviceIndex index) {
 }
 
 std::atomic<int>& real_device_slot(c10::DeviceIndex index) {
-  static std::array<std::atomic<int>, kMaxDevices> slots{}; // device type in the high bits, index + 1 in the low byte
+  // Two flags, then the device type, and index + 1 in the low byte.
+  static std::array<std::atomic<int>, kMaxDevices> slots{};
   return slots[index < 0 ? current_device() : index];
 }
+
+constexpr int kOpaque = 1 << 30;
+constexpr int kAsynchronous = 1 << 29;
 
 } // namespace
 
 c10::Device real_device(c10::DeviceIndex index) {
-  const int packed = real_device_slot(index).load(std::memory_order_relaxed);
+  const int packed = real_device_slot(index).load(std::memory_order_relaxed) & ~(kOpaque | kAsynchronous);
   return c10::Device(static_cast<c10::DeviceType>(packed >> 8), static_cast<c10::DeviceIndex>((packed & 0xff) - 1));
 }
 
-void set_real_device(c10::DeviceIndex index, c10::Device device) {
+bool has_opaque_data(c10::DeviceIndex index) {
+  return real_device_slot(index).load(std::memory_order_relaxed) & kOpaque;
+}
+
+bool is_asynchronous(c10::DeviceIndex index) {
+  return real_device_slot(index).load(std::memory_order_relaxed) & kAsynchronous;
+}
+
+void set_real_device(c10::DeviceIndex index, c10::Device device, bool opaque_data, bool asynchronous) {
   const int real = device.is_cpu() ? -1 : device.has_index() ? device.index() : 0;
-  real_device_slot(index).store(static_cast<int>(device.type()) << 8 | (real + 1));
+  const int flags = (opaque_data ? kOpaque : 0) | (asynchronous ? kAsynchronous : 0);
+  real_device_slot(index).store(flags | static_cast<int>(device.type()) << 8 | (real + 1));
 }
 
 // ---- nodes and storages
@@ -361,8 +374,6 @@ at::Tensor on_real_device(at::Tensor data, const DeviceState& state) {
   return data.device() == device ? data : data.to(device);
 }
 
-namespace {
-
 at::Tensor settled_data(TarryStorage* storage, const char* reason) {
   check_fork();
   trace_read(*storage->state);
@@ -402,6 +413,8 @@ at::Tensor settled_data(TarryStorage* storage, const char* reason) {
   }
   return fresh;
 }
+
+namespace {
 
 constexpr const char* kNotOurs =
     "tarry: this tensor has no storage on device 'tarry': it was made from a raw pointer. Copy it to the device instead";

@@ -31,6 +31,8 @@
 #include "execute/executor.h"
 #include "device/hooks.h"
 #include "device/host_memory.h"
+#include "execute/callbacks.h"
+#include "execute/serve.h"
 #include "record/record.h"
 #include "replay/replay.h"
 
@@ -266,6 +268,73 @@ at::Tensor& read_into(at::Tensor& destination, const at::Tensor& source, bool no
   return destination;
 }
 
+// Whether all of the tensor's storage may get other contents at once: nothing else has to see what was there.
+bool may_replace(const at::Tensor& tensor, TarryStorage& storage) {
+  if (!storage.home->describes(tensor.unsafeGetTensorImpl())) {
+    return false;
+  }
+  std::lock_guard<std::mutex> guard(storage.state->mutex);
+  return !storage.is_lent() && // others have to see what is written
+      !(tarry::may_be_taken_back(*storage.state) && storage.contents() != Contents::Uninitialised);
+}
+
+// What is pending on the source's device is computed. What is pending here does not wait for that: it is launched, too, so that
+// devices which compute asynchronously do so at the same time.
+void launch_both(TarryStorage& source, const DeviceState& here) {
+  std::unique_lock<std::mutex> lock(source.state->mutex);
+  const bool pending = source.contents() == Contents::Pending;
+  lock.unlock();
+  if (pending) {
+    request_sync(source.state->index, "copy to another device");
+    if (is_asynchronous(here.index)) {
+      request_cut(here.index, "copy from another device");
+    }
+  }
+}
+
+// A tensor of this device with the contents of one of another device, which is all of its storage. They are data that only the
+// backend can read: those of the other device, until a step here reads them. Nothing is waited for.
+at::Tensor hand_on(DeviceState& here, TarryStorage& source) {
+  const at::Tensor data = settled_data(&source, "copy to another device");
+  if (!data.is_meta()) {
+    return {};
+  }
+  trace_read(here); // a replay would not come by
+  const Layout* layout = layout_of(data.unsafeGetTensorImpl());
+  auto storage = c10::make_intrusive<TarryStorage>(&here, layout, layout->nbytes);
+  storage->data = share_backend_data(data);
+  return make_tensor(here, layout, std::move(storage));
+}
+
+at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking);
+
+at::Tensor& copy_between(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+  TarryStorage* from = storage_of(source.unsafeGetTensorImpl());
+  TarryStorage* to = storage_of(self.unsafeGetTensorImpl());
+  at::Tensor moved;
+  if (from && to && has_opaque_data(from->state->index)) {
+    launch_both(*from, *to->state);
+    if (from->home->describes(source.unsafeGetTensorImpl()) && !source.is_conj() && !source.is_neg()) {
+      moved = hand_on(*to->state, *from);
+    }
+  } else if (from && to && is_asynchronous(to->state->index)) {
+    launch_both(*from, *to->state);
+  }
+  if (!moved.defined()) {
+    return copy(self, materialise_for_reading(source, "copy to another device"), non_blocking);
+  }
+  TarryStorage* whole = storage_of(moved.unsafeGetTensorImpl());
+  if (to->home != whole->home || !may_replace(self, *to)) {
+    return copy(self, moved, non_blocking);
+  }
+  raise_owed();
+  Graveyard graveyard;
+  std::lock_guard<std::mutex> guard(to->state->mutex);
+  to->mutable_data_ptr(); // see set_pending()
+  set_data(to, whole->data, graveyard);
+  return self;
+}
+
 at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   if (!is_tarry(self)) {
     return read_into(self, source, non_blocking);
@@ -285,7 +354,7 @@ at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) 
     return self;
   }
   if (is_tarry(source) && source.device() != self.device()) {
-    return copy(self, materialise_for_reading(source, "copy to another device"), non_blocking);
+    return copy_between(self, source, non_blocking);
   }
   if (is_tarry(source) || source.unsafeGetTensorImpl()->is_wrapped_number()) {
     torch::jit::Stack stack{self, source, non_blocking};
@@ -297,12 +366,7 @@ at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) 
   TORCH_CHECK_NOT_IMPLEMENTED(
       source.layout() == at::kStrided, "tarry: cannot copy from a ", source.layout(), " tensor. Call .to_dense() on it first.");
   raise_owed();
-  const bool keeps_old = [storage] {
-    std::lock_guard<std::mutex> guard(storage->state->mutex);
-    return storage->is_lent() || // others have to see what is written
-        (tarry::may_be_taken_back(*storage->state) && storage->contents() != Contents::Uninitialised);
-  }();
-  if (storage->home->describes(self.unsafeGetTensorImpl()) && !keeps_old) {
+  if (may_replace(self, *storage)) {
     mark_used();
     const Layout* home = storage->home;
     const CountedMemory counted(storage->state->index);

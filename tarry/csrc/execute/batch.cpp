@@ -258,7 +258,7 @@ std::vector<at::Tensor> Batch::inputs(const std::vector<int64_t>& update, bool p
   }
   for (const NodePtr& node : order) {
     if (node->is_leaf()) {
-      node->data = on_real_device(std::move(node->data), *state);
+      node->data = on_real_device(node->data, *state); // which stays as it is if that fails
       const bool is_own = node->data.use_count() == 1 && node->data.storage().use_count() == 1;
       if (updated[tensors.size()] && (preserve || !is_own)) {
         at::Tensor copy = clone_exactly(node->data);
@@ -524,7 +524,7 @@ void Batch::commit(std::vector<at::Tensor> outputs) {
 
 // ---- comparing programs
 
-Structure::Structure(const Batch& batch) : key(batch.key), replaces(batch.replaces) {
+Structure::Structure(const Batch& batch) : state(batch.state), key(batch.key), replaces(batch.replaces) {
   for (const NodePtr& node : batch.order) {
     Call call{node->op, node->signature, node->leaf_layout, node->region, {}, {}, {}};
     if (is_input(*node)) {
@@ -546,7 +546,7 @@ Structure::Structure(const Batch& batch) : key(batch.key), replaces(batch.replac
 }
 
 bool Batch::matches(const Structure& structure) const {
-  if (order.size() != structure.calls.size() || replaces != structure.replaces) {
+  if (state != structure.state || order.size() != structure.calls.size() || replaces != structure.replaces) {
     return false;
   }
   size_t wire = 0;

@@ -116,6 +116,7 @@ struct Structure {
   };
 
   explicit Structure(const Batch& batch);
+  const DeviceState* state; // a program is one device's: its backend has compiled it
   Hash128 key;
   std::vector<Call> calls;
   std::vector<uint32_t> wiring; // the source slot of each edge, then the roots' slots

@@ -15,7 +15,8 @@ void diagnose(
 // An operator is about to run eagerly (`seconds` is negative then), or has.
 void report_fallback(const std::string& op, const char* reason, const Place& place, double seconds);
 void report_read(const char* method, int device, const Place& place, double seconds); // the program has read a value
-void request_flush();                                     // many events are logged (execute/event_log.h)
-at::Tensor read_backend_data(const at::Tensor& stand_in); // the real tensor for one that stands in for data of the backend's own
+void request_flush();                                      // many events are logged (execute/event_log.h)
+at::Tensor read_backend_data(const at::Tensor& stand_in);  // the real tensor for one that stands in for data of the backend's own
+at::Tensor share_backend_data(const at::Tensor& stand_in); // another one that stands in for the same data
 
 } // namespace tarry

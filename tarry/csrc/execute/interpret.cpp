@@ -4,6 +4,8 @@
 // storage, no other tensor), and into a copy otherwise. So a step that updates parameters in place updates them in place here.
 #include "execute/interpret.h"
 
+#include <ATen/ops/empty_strided.h>
+
 #include "core/arguments.h"
 #include "core/fault.h"
 #include "core/generator.h"
@@ -19,13 +21,27 @@
 namespace tarry {
 
 void Interpreter::load(Node& node) {
-  if (node.is_leaf()) {
-    values_[batch_.slot_of(node)] = on_real_device(std::move(node.data), *batch_.state);
-  } else {
-    for (size_t i = 0; i < node.results->size(); ++i) {
-      at::Tensor& result = (*node.results)[i];
-      values_[batch_.slot_of(node) + i] = result.defined() ? on_real_device(std::move(result), *batch_.state) : at::Tensor();
+  const auto take = [&](size_t i, at::Tensor& tensor) {
+    const uint32_t slot = batch_.slot_of(node) + static_cast<uint32_t>(i);
+    if (tensor.defined() && uses_[slot] != 0) {
+      values_[slot] = on_real_device(tensor, *batch_.state);
+      tensor.reset(); // now, and not if it cannot be read: it may be written to if nothing else knows it
     }
+  };
+  try {
+    if (node.is_leaf()) {
+      take(0, node.data);
+    } else {
+      for (size_t i = 0; i < node.results->size(); ++i) {
+        take(i, (*node.results)[i]);
+      }
+    }
+  } catch (...) {
+    // Data that only the backend can read, and cannot: what has computed them has failed, perhaps on another device.
+    if (failed_.empty() && caught_interrupt()) {
+      throw;
+    }
+    failed_[&node] = caught_failure(current_lane(), "while reading an input of the step");
   }
 }
 

@@ -86,15 +86,15 @@ class Compiler:
     def recompile_error(self, batch: Batch) -> RecompileError:
         """What to raise for a graph that is new, inside `tarry.no_recompile()`."""
         recording = Recording(batch)
-        return self.no_recompile.error(self._known.reason(recording.recorded) or f"{recording.describe()} is new")
+        return self.no_recompile.error(self._known.reason(recording) or f"{recording.describe()} is new")
 
     # ---- making programs
 
     def compile_graph(self, backend: Backend, recording: Recording, background: bool) -> Variants | Reason:
         """The programs of a graph at its own sizes."""
         with self._build(backend, recording, background) as build:
-            build.reason = self._known.reason(recording.recorded)
-            self._known.remember(recording.recorded)
+            build.reason = self._known.reason(recording)
+            self._known.remember(recording)
             try:
                 return Variants(backend, recording, build)
             except Unsupported as error:

@@ -8,6 +8,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
+from tarry.backends.base import Recording
 from tarry.errors import RecompileError
 from tarry.ir.difference import alike, difference
 from tarry.ir.graph import Graph
@@ -18,22 +19,23 @@ FIRST = "the graph is new: none like it was compiled before"
 
 
 class KnownGraphs:
-    """The graphs that have been compiled, as they were recorded."""
+    """The graphs that have been compiled, as they were recorded; of each device by itself."""
 
     def __init__(self) -> None:
-        self._graphs: OrderedDict[int, Graph] = OrderedDict()
+        self._graphs: OrderedDict[tuple[int, int], Graph] = OrderedDict()
         self._lock = threading.Lock()
 
-    def reason(self, recorded: Graph) -> str:
+    def reason(self, recording: Recording) -> str:
         """Why a graph is none of those that are known; empty if none is like it."""
+        recorded = recording.recorded
         with self._lock:
-            known = self._graphs.get(alike(recorded))
+            known = self._graphs.get((recording.device, alike(recorded)))
         return "" if known is None else difference(known, recorded) or ""
 
-    def remember(self, recorded: Graph) -> None:
-        key = alike(recorded)
+    def remember(self, recording: Recording) -> None:
+        key = recording.device, alike(recording.recorded)
         with self._lock:
-            self._graphs[key] = recorded
+            self._graphs[key] = recording.recorded
             self._graphs.move_to_end(key)
             while len(self._graphs) > limits.MAX_KNOWN_GRAPHS:
                 self._graphs.popitem(last=False)
