@@ -38,9 +38,11 @@ def _setup(device: str, backend: str | None, dtype: str, samples: int, modes: tu
     load_device(device, backend)
     if device == "tarry":
         import tarry
+        from tarry.runtime import limits
 
-        # Else graphs as small as these run on the reference path for good.
+        # Else graphs as small as these, and those after many like them, run on the reference path for good.
         tarry.config.compile, tarry.config.store = "wait", False
+        limits.MAX_VARIANTS = limits.MAX_FIXED_SIZES = limits.MAX_LENGTHS = limits.ALL
     from tests.ops.check import Checker, all_ops, dtype_named
 
     _state["ops"] = all_ops(dtype_named(dtype), pattern)
