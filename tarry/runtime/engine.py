@@ -94,7 +94,7 @@ class Engine:
             self._execute(backend, SWITCHED.run, "reference", batch)
             return
         policy = self.compiler.policy(backend)
-        if batch.is_small:  # as the native part has computed it, but for somebody who watches
+        if batch.is_small:  # the native part leaves it to Python where a subscriber has to see each step
             self._execute(backend, (NEVER if policy == "never" else SMALL).run, "reference", batch)
             return
         found = self._look_up(backend, batch, policy)
