@@ -249,7 +249,7 @@ class StepHooks:
         self._put_back(kept[::-1])
 
     def _take(self, optimizer: torch.optim.Optimizer | None) -> list[Unsettled]:
-        """Take out what is this thread's to settle, and what was left behind for an optimizer that is gone."""
+        """Take out what is this thread's to settle, and what is left of an optimizer that is gone."""
         lane = self._steps.lane()
         with self._lock:
             states, self._unsettled = self._unsettled, []

@@ -1,4 +1,4 @@
-"""`import tarry.integrations.huggingface`: Trainer and accelerate train on tarry unless they are told to use the CPU.
+"""`import tarry.integrations.huggingface`: Trainer and accelerate train on tarry unless the program asks for the CPU.
 
 Both choose a device from a closed list, and the CPU, without a word, if none of the list is there. With this module
 imported, before or after theirs, the choice is `tarry:0`: with bf16 and fp16, and with tarry's random state in

@@ -102,7 +102,7 @@ class Engine:
             self._execute(backend, SWITCHED.run, "reference", batch)
             return
         policy = self.compiler.policy(backend)
-        if batch.is_small:  # as the native part has computed it, but for somebody who watches
+        if batch.is_small:  # the native part leaves it to Python where a subscriber has to see each step
             self._execute(backend, (NEVER if policy == "never" else SMALL).run, "reference", batch)
             return
         if self._in_chunks is not None and (why_cut == CHUNK or self._within_step):

@@ -121,7 +121,7 @@ a tenth of their launches, few enough that a GPU has something to do soon."""
 # ---- messages
 
 SLOW_COMPILE_SECONDS = 30.0
-"""A compile that takes longer is an event of its own: somebody waits for it, or steps do without for long."""
+"""A compile that takes longer is an event of its own: a thread waits for it, or steps do without for long."""
 
 TAKEOVER_STEPS = 3
 """Steps with a new program from the background whose pace is measured before its takeover is reported. The native part

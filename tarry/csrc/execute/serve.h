@@ -5,7 +5,7 @@
 //     runtime/decide.py for which policies). The way through Python would take longer than the kernels.
 //   - by its program, if Python has said so of batches of this structure and with these constants (remember_program()): one that
 //     is native and has run before. Its entry is READY, which it stays; runtime/entry.py forgets both together.
-// All other batches are handed to the Python runtime, and so is everything while somebody has to see each step.
+// All other batches are handed to the Python runtime, and so is everything while a Watcher has to see each step.
 #pragma once
 
 #include <mutex>
