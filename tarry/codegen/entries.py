@@ -49,26 +49,23 @@ class EntryReader:
         self.problems.append(Problem(position, message, hint))
 
     def read(self, node: Any) -> Iterator[Entry]:
-        for item in source.items(node):
-            position = self.document.at(item)
-            if source.is_text(item):
-                yield from self._names(item, position)
-            elif source.is_mapping(item):
-                yield from self._detailed(item, position)
-            elif source.is_null(item):
-                self.error(position, f"an entry of {self.section} is empty", "Write an operator after `- `.")
-            elif source.is_list(item):
-                if id(item) in self._lists:
-                    continue
-                self._lists.add(id(item))
-                self.error(
-                    position,
-                    f"an entry of {self.section} is a list",
-                    "Lists are not nested: write one `- ` before each operator.",
-                )
-                yield from self.read(item)
-            else:
-                self.error(position, f"expected an operator, found {source.describe(item)}")
+        waiting = [node]
+        while waiting:
+            for item in source.items(waiting.pop(0)):
+                position = self.document.at(item)
+                if source.is_text(item):
+                    yield from self._names(item, position)
+                elif source.is_mapping(item):
+                    yield from self._detailed(item, position)
+                elif source.is_null(item):
+                    self.error(position, f"an entry of {self.section} is empty", "Write an operator after `- `.")
+                elif not source.is_list(item):
+                    self.error(position, f"expected an operator, found {source.describe(item)}")
+                elif id(item) not in self._lists:
+                    self._lists.add(id(item))
+                    hint = "Lists are not nested: write one `- ` before each operator."
+                    self.error(position, f"an entry of {self.section} is a list", hint)
+                    waiting.append(item)
 
     def _names(self, item: Any, position: Position) -> Iterator[Entry]:
         joined = source.joined(self.document, item)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import tarry
 from tarry.errors import CustomOpCheckError
-from tests.support import fallbacks
+from tests.support import both, fallbacks
 
 USES_DEVICE = True
 
@@ -95,6 +95,30 @@ def test_an_operator_made_of_others_is_taken_apart(library: torch.library.Librar
     library.impl("composite", lambda x: x * 2, "CompositeImplicitAutograd")
     lazy = torch.ops.optest.composite(torch.ones(2, device="tarry"))
     assert "optest::composite" not in tarry.explain(lazy)
+
+
+@pytest.mark.parametrize(
+    "keys", [("CPU",), ("CPU", "Meta"), ("CompositeExplicitAutograd",), ("CompositeImplicitAutograd",)]
+)
+def test_a_view_is_one_of_its_argument(keys: tuple[str, ...], library: torch.library.Library) -> None:
+    library.define("rest(Tensor(a) x) -> Tensor(a)")
+    library.define("halves(Tensor(a) x) -> (Tensor(a), Tensor(a))")
+    for key in keys:
+        library.impl("rest", lambda x: x[1:], key)
+        library.impl("halves", lambda x: tuple(x.chunk(2)), key)
+
+    def program(x: Tensor) -> list[Tensor]:
+        x = x.clone()
+        column = x.t()[1]  # neither at the beginning nor contiguous
+        rest = torch.ops.optest.rest(column)
+        left, right = torch.ops.optest.halves(rest)
+        rest.add_(1)
+        right.mul_(2)
+        x[3] = 7
+        left.sub_(3)
+        return [x, column, rest, left, right]
+
+    both(program, torch.arange(20.0).view(5, 4))
 
 
 def test_a_kernel_for_tarry_comes_first() -> None:

@@ -124,3 +124,45 @@ def test_a_loss_that_is_not_finite_is_logged_as_on_the_cpu(keeps_filter: bool, t
         return _logged(trainer, "loss")
 
     assert losses() == pytest.approx(losses(use_cpu=True), nan_ok=True)
+
+
+def test_generates_in_evaluation_and_stops_early_as_on_the_cpu(tmp_path: Path) -> None:
+    def run(**options: Any) -> Any:
+        transformers.set_seed(0)
+        sizes = {"vocab_size": 24, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+        tokens = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
+        model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, **tokens, dropout_rate=0.0))
+        rows = torch.randint(2, 24, (24, 5), generator=torch.Generator().manual_seed(1))
+        data = [{"input_ids": row, "labels": row.flip(0), "decoder_input_ids": row.roll(1)} for row in rows]
+        arguments = transformers.Seq2SeqTrainingArguments(
+            str(tmp_path / str(len(options))),
+            num_train_epochs=3,
+            learning_rate=5e-3,
+            optim="adamw_torch_fused",
+            label_smoothing_factor=0.1,
+            predict_with_generate=True,
+            generation_max_length=6,
+            generation_num_beams=2,
+            eval_strategy="epoch",
+            save_strategy="epoch",
+            load_best_model_at_end=True,
+            report_to=[],
+            disable_tqdm=True,
+            **options,
+        )
+        trainer = transformers.Seq2SeqTrainer(
+            model,
+            arguments,
+            train_dataset=data[:16],
+            eval_dataset=data[16:],
+            compute_metrics=lambda p: {"mean": float(np.mean(p.predictions))},
+            callbacks=[transformers.EarlyStoppingCallback(1)],
+        )
+        trainer.train()
+        return trainer, trainer.predict(data[:4]).predictions
+
+    (host, expected), (lazy, actual) = run(use_cpu=True), run()
+    assert lazy.args.device.type == "tarry"
+    for name in ("eval_loss", "eval_mean"):
+        assert _logged(lazy, name) == pytest.approx(_logged(host, name), rel=1e-5), name
+    np.testing.assert_array_equal(actual, expected)

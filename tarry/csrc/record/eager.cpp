@@ -51,6 +51,7 @@ DeviceState& device_of(c10::ArrayRef<c10::IValue> arguments) {
 struct RealArguments {
   const char* reason;
   c10::Device device;
+  bool gives_views; // the operator says so of a result
   std::vector<at::Tensor> originals;
   std::vector<at::Tensor> real;
   std::vector<bool> is_read;
@@ -193,7 +194,7 @@ struct RealArguments {
     return nullptr;
   }
 
-  // Ours for one that the kernel gives: an argument, a new tensor or, from a sparse or nested one, perhaps a view.
+  // Ours for one that the kernel gives: an argument, a new tensor or, of an operator for views or from a sparse or nested one, a view.
   at::Tensor adopt(DeviceState& state, const at::Tensor& tensor) const {
     for (size_t i = 0; i < real.size(); ++i) {
       if (real[i].is_same(tensor)) {
@@ -205,8 +206,8 @@ struct RealArguments {
         return each.original;
       }
     }
-    const at::Tensor* base = opaque.empty() ? nullptr
-                                            : base_of(is_opaque(tensor) ? parts_of(tensor).back() : tensor, /*exactly=*/false);
+    const bool may_share = gives_views || !opaque.empty();
+    const at::Tensor* base = may_share ? base_of(is_opaque(tensor) ? parts_of(tensor).back() : tensor, /*exactly=*/false) : nullptr;
     c10::InferenceMode mode(base ? base->is_inference() : c10::InferenceMode::is_enabled()); // a view is what its base is
     if (is_opaque(tensor)) {
       return with_parts(tensor, adopt_parts(state, tensor));
@@ -278,6 +279,12 @@ c10::IValue wrap_result(const c10::IValue& value, DeviceState& state, const Real
   return value;
 }
 
+bool gives_views(const Operator& op) {
+  const auto& returns = op.handle.schema().returns();
+  return std::any_of(
+      returns.begin(), returns.end(), [](const auto& item) { return item.alias_info() && !item.alias_info()->isWrite(); });
+}
+
 // Asks whether the operator may run eagerly, before it does; says afterwards what it took, in seconds.
 void count_fallback(DeviceState& state, const Operator& op, const char* reason, const Place& place, double seconds) {
   if (C10_LIKELY(!is_watched() && !is_logging())) {
@@ -301,7 +308,7 @@ void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reaso
   const auto arguments = torch::jit::last(*stack, count);
   DeviceState* const state = &device_of(arguments);
   count_fallback(*state, op, reason, place, -1);
-  RealArguments real{reason, real_device(state->index), {}, {}, {}, {}, {}};
+  RealArguments real{reason, real_device(state->index), gives_views(op), {}, {}, {}, {}, {}};
   std::optional<at::Generator> given;
   torch::jit::Stack call_stack;
   // The written ones first: they may get a new buffer.
