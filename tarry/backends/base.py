@@ -392,6 +392,11 @@ class Backend:
         """`torch.manual_seed` was called. Random nodes carry seeds of their own, drawn from that one: only a backend
         that draws random numbers beside them needs this."""
 
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether the device computes while its host goes on."""
+        return self.capabilities.asynchronous or self.device.startswith("cuda")
+
     def synchronize(self) -> None:
         """Wait for what is in flight on the device."""
         import torch

@@ -124,6 +124,8 @@ class Runtime:
                 raise
             self._compiler.chosen = compile_
             self.on_policy()
+            if chosen.is_asynchronous and self._compiler.policy(chosen) == "background":
+                self._compiler.warm_up(chosen)
 
     def _start(self, backend: Backend, device: str | None, before: Backend | None) -> None:
         was_on = backend.device
@@ -162,8 +164,7 @@ class Runtime:
             )
         for index in range(C.device_count()):
             one = _real_device_of(devices, index)
-            can, on_gpu = one.capabilities, torch.device(one.device).type == "cuda"
-            C.set_real_device(index, one.device, can.opaque_data, can.asynchronous or on_gpu)
+            C.set_real_device(index, one.device, one.capabilities.opaque_data, one.is_asynchronous)
         self._devices = devices
         if backend.default_ordinal != (before.default_ordinal if before is not None else 0):
             C.set_device(backend.default_ordinal)
@@ -328,7 +329,7 @@ class Runtime:
         try:  # first: an interrupt may come after any call
             self._lock.in_step = True
             gc.disable()  # a finaliser that needs a value could not be served in the middle of a step
-            profiled("tarry::step", self._compute, engine, backend, batch)
+            profiled("tarry::step", self._compute, engine, backend, batch, reason)
         finally:
             self._lock.in_step = False
             C.count_memory(counted)
@@ -352,9 +353,9 @@ class Runtime:
         if cut is not None:
             events.emit("budget_cut", **cut)
 
-    def _compute(self, engine: Engine, backend: Backend, batch: Batch) -> None:
+    def _compute(self, engine: Engine, backend: Backend, batch: Batch, reason: str) -> None:
         try:
-            engine.compute(backend, batch)
+            engine.compute(backend, batch, reason)
         except BaseException:
             self.after_finish()
             raise

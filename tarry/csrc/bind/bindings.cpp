@@ -81,6 +81,7 @@ void bind_settings(py::module& m) {
   m.def("real_device", [](int index) { return real_device(static_cast<c10::DeviceIndex>(index)).str(); }, py::arg("index") = -1);
   m.def("keep_freed_memory", &keep_freed_memory);
   m.def("set_max_pending", &set_max_pending);
+  m.def("set_chunks", &set_chunks, py::arg("device"), py::arg("nodes"));
   m.def("set_small_call", &set_small_call);
   m.def("set_max_pending_bytes", &set_max_pending_bytes);
   m.def("set_forced_eager", &set_forced_eager);

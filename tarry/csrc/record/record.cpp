@@ -22,6 +22,7 @@ namespace tarry {
 namespace {
 
 std::atomic<uint32_t> max_pending{100000};
+std::array<std::atomic<uint32_t>, kMaxDevices> chunks{}; // nodes of a chunk, per device; 0: steps are recorded whole
 thread_local int32_t current_region = 0;
 // Per device, the last epoch in which this thread has recorded something that may fail.
 thread_local std::array<uint64_t, kMaxDevices> epochs_with_failures{};
@@ -174,6 +175,11 @@ const char* why_cut(const Scan& scan) {
   DeviceState& state = *scan.state;
   if (C10_UNLIKELY(state.position >= max_pending.load(std::memory_order_relaxed))) {
     return "node cap";
+  }
+  // A call that may be replayed is recorded whole.
+  const uint32_t chunk = chunks[state.index].load(std::memory_order_relaxed);
+  if (C10_UNLIKELY(chunk != 0 && state.position >= chunk) && !has_watcher(Watcher::Observer)) {
+    return "chunk";
   }
   const bool reads_pending = std::any_of(scan.tensors.begin(), scan.tensors.end(), [&](const TensorArgument& argument) {
     return argument.storage->value.node && !is_discarded(scan, argument);
@@ -542,6 +548,10 @@ void record(const Operator& op, torch::jit::Stack* stack) {
 
 void set_max_pending(uint32_t nodes) {
   max_pending = nodes;
+}
+
+void set_chunks(c10::DeviceIndex device, uint32_t nodes) {
+  chunks.at(device) = nodes;
 }
 
 bool may_be_taken_back(const DeviceState& state) {
