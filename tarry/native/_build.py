@@ -22,7 +22,6 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,8 +39,6 @@ LIBRARIES = ("c10", "torch", "torch_cpu", "torch_python")
 KEPT_LIBRARIES = 16  # per module name: a developer's edits would otherwise fill the disk
 KEPT_OBJECT_DAYS = 14
 _INCLUDE = re.compile(rb'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
-# pybind11 itself, or a header of torch that includes it.
-_PYBIND = re.compile(rb"^\s*#\s*include\s*<(pybind11|torch/csrc/(utils/pybind|jit/python|Exceptions|\w+/python))", re.M)
 _COPIES = "sources"  # folder of a build, where the compiler reads
 WORTH_PRECOMPILING = 4  # sources: a precompiled header takes as long to make as two or three of them
 
@@ -54,8 +51,6 @@ class Extension:
     sources: Path
     precompiled: str = ""
     """A header of the headers that most sources include. When many are compiled, it is read once for all of them."""
-    precompiled_python: str = ""
-    """The same for the sources that include pybind11, directly or through the extension's own headers."""
 
     @property
     def name(self) -> str:
@@ -63,7 +58,7 @@ class Extension:
 
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
-TARRY = Extension("tarry.native._C", _ROOT / "tarry/csrc", "precompiled.h", "precompiled_python.h")
+TARRY = Extension("tarry.native._C", _ROOT / "tarry/csrc", "precompiled.h")
 
 
 def _digest(*parts: str | bytes) -> str:
@@ -171,11 +166,6 @@ class Plan:
         parts = [part for path in read for part in (path.name.encode(), self.contents[path])]
         digest = _digest(self.environment, self.compiler.version, *parts)
         return self.cache / "objects" / f"{unit.stem}-{digest}.o"
-
-    def precompiled_for(self, unit: Path) -> str:
-        """The header that this source is compiled with if it has been read beforehand; "" if there is none."""
-        uses_python = any(_PYBIND.search(self.contents[path]) for path in self._included(unit, {unit}))
-        return self.extension.precompiled_python if uses_python else self.extension.precompiled
 
     def _included(self, path: Path, seen: set[Path]) -> set[Path]:
         """The file and all that it includes by `#include "..."`, directly or not, of this extension's own sources."""
@@ -327,33 +317,29 @@ def _ninja_file(plan: Plan, objects: dict[Path, Path], stale: list[Path], work: 
         f"  command = {command} -shared $in -o $out {linking}",
         "  description = linking",
     ]
-    headers = _precompiled_headers(plan, stale)
-    for header in sorted(set(headers.values())):
+    header = _precompiled_header(plan, stale)
+    precompiled = work / header
+    if header:
         # GCC takes HEADER.gch for HEADER where it was made with the same flags, and reads HEADER itself otherwise.
-        copy = work / header
-        copy.write_text(f'#include "{copies / header}"\n')
-        lines += [f"build {_path(f'{copy}.gch')}: precompile {_path(copy)}", f"  name = {header}"]
+        precompiled.write_text(f'#include "{copies / header}"\n')
+        lines += [f"build {_path(f'{precompiled}.gch')}: precompile {_path(precompiled)}", f"  name = {header}"]
+    after = f" | {_path(f'{precompiled}.gch')}" if header else ""
     for unit in sorted(stale, key=lambda unit: len(plan.contents[unit]), reverse=True):  # the longest first
-        header = headers.get(unit, "")
-        after = f" | {_path(f'{work / header}.gch')}" if header else ""
         lines += [
             f"build {_path(objects[unit])}: compile {_path(copies / unit.relative_to(sources))}{after}",
             f"  name = {unit.name}",
             f"  part = {_word(work / f'{objects[unit].name}.part')}",
-            f"  header = {f'-include {_word(work / header)}' if header else ''}",
+            f"  header = {f'-include {_word(precompiled)}' if header else ''}",
         ]
     inputs = " ".join(_path(objects[unit]) for unit in plan.units)
     lines += [f"build {_path(plan.library.name)}: link {inputs}", ""]
     return "\n".join(lines)
 
 
-def _precompiled_headers(plan: Plan, stale: list[Path]) -> dict[Path, str]:
-    """Which of the sources are compiled with which header read beforehand. None with a compiler that is not GCC."""
-    if "clang" in plan.compiler.version.lower():
-        return {}
-    chosen = {unit: plan.precompiled_for(unit) for unit in stale}
-    uses = Counter(chosen.values())
-    return {unit: header for unit, header in chosen.items() if header and uses[header] >= WORTH_PRECOMPILING}
+def _precompiled_header(plan: Plan, stale: list[Path]) -> str:
+    """The header that is read beforehand; "" if none is: for few sources, or with a compiler that is not GCC."""
+    worth = len(stale) >= WORTH_PRECOMPILING and "clang" not in plan.compiler.version.lower()
+    return plan.extension.precompiled if worth else ""
 
 
 def _run_ninja(plan: Plan, work: Path, tasks: int, progress: Progress) -> None:
