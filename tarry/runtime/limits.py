@@ -111,6 +111,10 @@ a compile on a busy machine would take forever."""
 WORKER_KILL_SECONDS = 5
 """For how long the runtime waits for a killed worker to be reaped."""
 
+CLAIM_SECONDS = 240.0
+"""For how long a process waits for another that compiles the same graph. Most compiles take less, and after that there
+is still time to compile within the ten minutes after which watchdogs of process groups end a program."""
+
 # ---- messages
 
 SLOW_COMPILE_SECONDS = 30.0
