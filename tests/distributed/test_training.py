@@ -163,6 +163,7 @@ def cold_start(folder: Path) -> tuple[list[str], list[str]]:
     type(tarry.config).cache_dir = property(lambda self: folder)  # type: ignore[assignment, method-assign]
     Store.put = counted  # type: ignore[method-assign, assignment]
     tarry.config.compile = "wait"
+    tarry.config.store = True
     dist.init_process_group()
     with events.subscribe(lambda event: waited.append(event.kind) if event.kind == "store_wait" else None):
         train(ddp, "tarry")
