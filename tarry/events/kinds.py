@@ -150,6 +150,7 @@ KINDS: dict[str, Kind] = {
             ("key",),
             "nothing, on a first run; else see the reason: programs are kept apart by torch, tarry and backend",
         ),
+        Kind("store_wait", "store", "another process compiles the program, and this one waits for it", ("key",)),
         Kind(
             "store_skip",
             "store",

@@ -27,6 +27,7 @@ GROUPS = {
     "replay_deviation": "replays",
     "store_hit": "store",
     "store_miss": "store",
+    "store_wait": "store",
     "store_skip": "store",
     "store_evict": "store",
     "store_corrupt": "store",

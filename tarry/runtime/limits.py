@@ -118,6 +118,10 @@ CHUNK_OPERATIONS = 128
 """Operators of a chunk of a step, where a step is launched while it is recorded: enough that cutting it costs less than
 a tenth of their launches, few enough that a GPU has something to do soon."""
 
+CLAIM_SECONDS = 240.0
+"""For how long a process waits for another that compiles the same graph. Most compiles take less, and after that there
+is still time to compile within the ten minutes after which watchdogs of process groups end a program."""
+
 # ---- messages
 
 SLOW_COMPILE_SECONDS = 30.0

@@ -1,7 +1,8 @@
 """The directory of stored programs: one file each, complete or not there, the least recently used thrown away first.
 
 Any number of processes use it at once. A file is written under another name and renamed; a reader has what it has
-opened, even if another process removes the name meanwhile. The only lock is for removing files.
+opened, even if another process removes the name meanwhile. Locks are the system's, which frees them when their process
+dies: one for removing files, and claims, so that one process compiles a program and the others wait for it.
 
 Programs are code. A directory that is not this user's alone is refused (`tarry.trust`), and no link in it is followed.
 """
@@ -26,8 +27,10 @@ from tarry.store.identity import Identity
 SUFFIX = ".program"
 TEMPORARY = ".tmp-"
 LOCK = ".lock"
+CLAIM = ".claim"
+CLAIM_POLL_SECONDS = 0.05
 FOUND = "an earlier process has stored it"
-STALE_SECONDS = 3600.0  # a temporary file that old has lost its writer
+STALE_SECONDS = 3600.0  # a temporary file or a claim that old has lost its writer
 
 
 class Store:
@@ -114,6 +117,47 @@ class Store:
                 stacklevel=2,
             )
 
+    @contextmanager
+    def claim(
+        self, identity: Identity, timeout: float, place: Mapping[str, Any] = MappingProxyType({})
+    ) -> Iterator[None]:
+        """Make the program of that identity in the block, as the only process that does. Another one is waited for, as
+        long as it lives and up to the time-out: look for its program in the block first. What cannot be locked is not
+        claimed; a program is made twice then."""
+        lock = self._lock_file(identity)
+        if lock is None:
+            yield
+            return
+        try:
+            start = perf_counter()
+            while not (locked := _locked(lock)) and perf_counter() - start < timeout:
+                time.sleep(CLAIM_POLL_SECONDS)
+            seconds = perf_counter() - start
+            if not locked or seconds > CLAIM_POLL_SECONDS:
+                reason = f"another process {'was' if locked else 'is still'} compiling it"
+                events.emit("store_wait", key=identity.key, reason=reason, seconds=seconds, **place)
+            try:
+                yield
+            finally:
+                if locked:
+                    with suppress(OSError), self._open() as folder:
+                        os.unlink(f"{identity.key}{CLAIM}", dir_fd=folder)  # who waits has it open
+                    with suppress(OSError):
+                        fcntl.flock(lock, fcntl.LOCK_UN)  # a fork may have it open, too
+        finally:
+            os.close(lock)
+
+    def _lock_file(self, identity: Identity) -> int | None:
+        if self._read_only:
+            return None
+        try:
+            trust.make_folder(self.directory)
+            with self._open() as folder:
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                return os.open(f"{identity.key}{CLAIM}", flags, 0o600, dir_fd=folder)
+        except OSError:
+            return None
+
     def reject(self, identity: Identity, reason: str, place: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Remove a program that turned out to be none."""
         events.emit("store_corrupt", key=identity.key, reason=reason, **place)
@@ -168,7 +212,7 @@ class Store:
                     found = entry.stat(follow_symlinks=False)
                     if entry.name.endswith(SUFFIX):
                         kept.append((found.st_mtime, found.st_size, entry.name))
-                    elif entry.name.startswith(TEMPORARY) and time.time() - found.st_mtime > STALE_SECONDS:
+                    elif _is_left_behind(entry.name, found.st_mtime):
                         os.unlink(entry.name, dir_fd=folder)
         total = sum(size for _, size, _ in kept)
         for _, size, name in sorted(kept):
@@ -179,6 +223,22 @@ class Store:
             total -= size
             reason = f"all programs take more than {self.max_bytes} bytes, and this one was used longest ago"
             events.emit("store_evict", key=name.removesuffix(SUFFIX), bytes=size, reason=reason, **place)
+
+
+def _locked(lock: int) -> bool:
+    """Whether the lock of a file is ours now. Where a file system has no locks, it is."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def _is_left_behind(name: str, written: float) -> bool:
+    """Whether a file is of a process that has died before it could remove it."""
+    return (name.startswith(TEMPORARY) or name.endswith(CLAIM)) and time.time() - written > STALE_SECONDS
 
 
 def _newest(folder: int, prefix: str) -> list[str]:

@@ -226,6 +226,61 @@ def collectives_of_both_devices(device: str) -> Tensor:
     return x.cpu() + y
 
 
+@case
+def waited_for_in_another_order(device: str) -> Tensor:
+    tensors = [numbers(3).to(device) + k for k in range(3)]
+    works = [dist.all_reduce(x, async_op=True) for x in tensors]
+    for work in reversed(works):
+        work.wait()
+    return torch.stack(tensors)
+
+
+@case
+def in_a_hook_of_a_gradient(device: str) -> Tensor:
+    def reduced(gradient: Tensor) -> Tensor:
+        gradient = gradient.clone()
+        dist.all_reduce(gradient)
+        return gradient
+
+    x = numbers(3).to(device).requires_grad_()
+    x.register_hook(reduced)
+    (x * numbers(3).to(device)).sum().backward()
+    assert x.grad is not None
+    return x.grad
+
+
+@case
+def groups_in_turn(device: str) -> Tensor:
+    """Two of all ranks; and one of a rank alone, which calls it more often than the other calls its own."""
+    both, rank = (dist.new_group([0, 1]), dist.new_group([1, 0])), dist.get_rank()
+    own = [dist.new_group([0]), dist.new_group([1])][rank]
+    x = numbers(3).to(device)
+    dist.all_reduce(x, group=both[0])
+    for _ in range(1 + 3 * rank):
+        dist.all_reduce(x, group=own)
+    dist.all_reduce(x, group=both[1])
+    dist.all_reduce(x, dist.ReduceOp.MAX, group=both[0])
+    return x
+
+
+@case
+def a_barrier_and_objects_between(device: str) -> Tensor:
+    x = numbers(3).to(device)
+    dist.all_reduce(x)
+    dist.barrier(device_ids=[dist.get_rank()] if device == "tarry" else None)  # as programs for CUDA have it
+    objects: list[Any] = [None, None]
+    dist.all_gather_object(objects, float(x.sum()))
+    dist.all_reduce(x)
+    return x + objects[0] + objects[1]
+
+
+@case
+def average_of_whole_numbers(device: str) -> Tensor:
+    x = numbers(5).long().to(device)
+    dist.all_reduce(x, dist.ReduceOp.AVG if device == "tarry" else dist.ReduceOp.SUM)
+    return x if device == "tarry" else x.div(2, rounding_mode="trunc")  # gloo has no averages
+
+
 def everything() -> dict[str, Any]:
     dist.init_process_group()
     answers: dict[str, Any] = {}

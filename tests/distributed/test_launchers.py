@@ -177,7 +177,7 @@ def test_trains_as_on_the_cpu(
 
 
 def test_torchrun_starts_again(tmp_path: Path) -> None:
-    """A rank fails; all are started once more, and end well. With a static rendezvous gloo does not find together again,
+    """A rank fails; all are started once more, and end well. With a static rendezvous gloo does not find together,
     on any device: it reads the addresses of the first attempt."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
     printed = start(tmp_path, RESTARTED, *launch, "program.py")

@@ -17,6 +17,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import tarry
+from tarry import events
+from tarry.store import Identity, Store
 from tests.distributed.world import run
 
 STEPS = 5
@@ -147,3 +149,31 @@ def compiled() -> dict[str, Any]:
     assert not tarry.metrics.counters().get("fallback")
     dist.destroy_process_group()
     return answers
+
+
+def cold_start(folder: Path) -> tuple[list[str], list[str]]:
+    """The programs that this rank has made and kept, and those that it has waited for."""
+    kept, waited = [], []
+    put = Store.put
+
+    def counted(store: Store, identity: Identity, *args: Any) -> None:
+        kept.append(identity.key)
+        put(store, identity, *args)
+
+    type(tarry.config).cache_dir = property(lambda self: folder)  # type: ignore[assignment, method-assign]
+    Store.put = counted  # type: ignore[method-assign, assignment]
+    tarry.config.compile = "wait"
+    tarry.config.store = True
+    dist.init_process_group()
+    with events.subscribe(lambda event: waited.append(event.kind) if event.kind == "store_wait" else None):
+        train(ddp, "tarry")
+    dist.destroy_process_group()
+    return kept, waited
+
+
+@pytest.mark.slow
+def test_one_rank_compiles_and_the_others_wait_for_it(tmp_path: Path) -> None:
+    answers = run(cold_start, tmp_path, tmp_path / "cache", backend="inductor")
+    kept = [key for of_rank, _ in answers for key in of_rank]
+    assert len(kept) == len(set(kept)) > 4
+    assert any(waited for _, waited in answers)

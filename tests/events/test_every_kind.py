@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import linecache
+import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +21,7 @@ from tarry.errors import BackendError
 from tarry.events import KINDS, Event, record
 from tarry.ir.graph import Graph
 from tarry.runtime import limits
+from tarry.store import Store
 from tests.runtime.portable import Portable, using
 from tests.support import programs_for_small_graphs
 
@@ -134,6 +138,20 @@ def _store_hit() -> None:
             (_x() + 1).tolist()  # here
 
 
+def _store_wait() -> None:
+    store = Store(tarry.config.cache_dir / "programs", 1 << 20)
+    with record() as seen, using(Portable()):
+        (_x() + 1).tolist()
+    (key,) = [event.fields["key"] for event in seen if event.kind == "store_miss"]
+    (path,) = store.directory.glob(f"{key}*")
+    path.unlink()
+    lock = os.open(path.with_suffix(".claim"), os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    threading.Timer(0.3, os.close, [lock]).start()  # as if another process compiled
+    with using(Portable()):
+        (_x() + 1).tolist()  # here
+
+
 def _store_skip() -> None:
     with using(Portable(manner="cannot be stored")):
         (_x() + 1).tolist()  # here
@@ -238,6 +256,7 @@ PROGRAMS: dict[str, tuple[Callable[[], None], ...]] = {
     "compile_here": (_compile_here,),
     "store_hit": (_store_hit,),
     "store_miss": (_compile,),
+    "store_wait": (_store_wait,),
     "store_skip": (_store_skip,),
     "store_evict": (_store_evict,),
     "store_corrupt": (_store_corrupt,),
@@ -284,6 +303,7 @@ def test_it_has_the_users_line_and_a_cause(
         "takeover",
         "store_hit",
         "store_miss",
+        "store_wait",
     ):
         assert last["seconds"] > 0
 

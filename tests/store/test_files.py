@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections import Counter
@@ -397,3 +398,56 @@ def test_a_folder_that_is_removed_is_made_again(tmp_path: Path) -> None:
     assert store.get(A) is None
     store.put(A, b"abc")
     assert store.get(A) == b"abc"
+
+
+CLAIMS = """
+import sys, time
+from pathlib import Path
+from tarry.store import Identity, Store
+with Store(Path(sys.argv[1]), 10_000).claim(Identity("program a"), 60):
+    print("claimed", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def claimant(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that compiles the program A, and does not end."""
+    process = subprocess.Popen([sys.executable, "-c", CLAIMS, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "claimed\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_claim_is_waited_for_up_to_the_time_out(tmp_path: Path, claimant: subprocess.Popen[str]) -> None:
+    store = Store(tmp_path, 10_000)
+    with record() as seen:
+        with store.claim(B, 60):  # nobody makes that one
+            assert not seen
+        with store.claim(A, 0.2):
+            assert [event.fields["reason"] for event in seen] == ["another process is still compiling it"]
+    assert claimant.poll() is None
+
+
+def test_a_process_that_dies_gives_its_claim_back(tmp_path: Path, claimant: subprocess.Popen[str]) -> None:
+    store = Store(tmp_path, 10_000)
+    threading.Timer(0.3, claimant.kill).start()
+    with record() as seen, store.claim(A, 600):
+        assert [event.fields["reason"] for event in seen] == ["another process was compiling it"]
+    assert not list(tmp_path.glob("*.claim"))
+
+
+def test_a_block_that_fails_gives_its_claim_back(tmp_path: Path) -> None:
+    store = Store(tmp_path, 10_000)
+    with pytest.raises(ZeroDivisionError), store.claim(A, 60):
+        print(1 / 0)
+    with record() as seen, store.claim(A, 60):
+        assert not seen
+
+
+def test_nothing_is_claimed_where_nothing_can_be_kept(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with Store(tmp_path / "file" / "programs", 10_000).claim(A, 60):
+        pass

@@ -119,21 +119,27 @@ class Build:
         """The computation of a graph. `sizes`: of one whose sizes vary."""
         store = store_for(self.backend)
         found, free = (None, None) if store is None else self._look_up(store, graph, sizes)
-        if found is not None:
-            self.loaded += 1
-            return found
+        if store is None or free is None:
+            return found or self._make(graph, sizes)[0]
+        with store.claim(free, limits.CLAIM_SECONDS, self.recording.place):
+            if store.has(free):  # another process has made it meanwhile
+                found, free = self._look_up(store, graph, sizes)
+            if found is not None:
+                return found
+            made, artifact = self._make(graph, sizes)
+            if free is not None and (artifact := artifact or self._artifact(made)) is not None:
+                store.put(free, artifact, self.recording.place)
+            return made
+
+    def _make(self, graph: Graph, sizes: Sizes | None) -> tuple[Computation, bytes | None]:
+        """The computation of a graph for which there is no program, and the program that came from the worker."""
         if not self.announced:
             self.announce(self.reason)
         if not self.compiled:
             events.emit("compiling", **self.described())
         self.compiled += 1
         remote = self._compile_elsewhere(graph, sizes)
-        made = self._compile_here(graph, sizes) if remote is None else self._loaded(graph, remote)
-        if store is not None and free is not None:
-            artifact = self._artifact(made) if remote is None else remote
-            if artifact is not None:
-                store.put(free, artifact, self.recording.place)
-        return made
+        return (self._compile_here(graph, sizes) if remote is None else self._loaded(graph, remote)), remote
 
     def _look_up(self, store: Store, graph: Graph, sizes: Sizes | None) -> tuple[Computation | None, Identity | None]:
         """The stored program, or where to keep the one that has to be compiled, if there is room for it."""
@@ -146,6 +152,7 @@ class Build:
             if found is None:
                 return None, identity
             if sizes is None or found.accepts is None or found.accepts(sizes.wanted):
+                self.loaded += 1
                 return found, None
         return None, None
 
