@@ -297,7 +297,7 @@ class Recommender(Trained):
     """Embeddings of users and items, their products and biases; the loss is read, and every tenth step a ranking."""
 
     def __init__(self, device: str) -> None:
-        sizes = {"users": (256, 32), "items": (512, 32), "user bias": (256, 1), "item bias": (512, 1)}
+        sizes = {"user": (256, 32), "item": (512, 32), "user bias": (256, 1), "item bias": (512, 1)}
         parts = nn.ModuleDict({name: nn.Embedding(*size) for name, size in sizes.items()})
         super().__init__(parts, device)
         self.parts = parts
@@ -310,12 +310,12 @@ class Recommender(Trained):
         k = self.steps % 8
         self.steps += 1
         users, items, ratings = (one[k].to(self.device) for one in (self.users, self.items, self.ratings))
-        score = (self.parts["users"](users) * self.parts["items"](items)).sum(1)
+        score = (self.parts["user"](users) * self.parts["item"](items)).sum(1)
         score = score + self.parts["user bias"](users).squeeze(1) + self.parts["item bias"](items).squeeze(1)
         loss = self.update(functional.mse_loss(torch.sigmoid(score), ratings))
         if self.steps % 10 == 0:
             with torch.no_grad():
-                first = self.parts["users"](users[:1])[0] @ self.parts["items"].state_dict()["weight"].t()
+                first = self.parts["user"](users[:1])[0] @ self.parts["item"].get_parameter("weight").t()
             loss += first.topk(5).values.sum().item() * 0.1
         return loss
 
