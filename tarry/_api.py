@@ -328,7 +328,10 @@ def _counters() -> dict[str, int]:
     total: Counter[str] = Counter()
     for index in range(C.device_count()):
         total.update(C.counters(index))
-    return dict(total)
+    total["sync"] = total["execute"] = total["reference"] + total["cache_hit"]
+    for op, _, _, _, count, _ in _fallbacks():
+        total[f"fallback/{op}"] += count
+    return {name: count for name, count in total.items() if count or name in ("record", "node_reuse")}
 
 
 def _fallbacks() -> list[tuple[str, str, int, str, int, float]]:
@@ -336,10 +339,11 @@ def _fallbacks() -> list[tuple[str, str, int, str, int, float]]:
 
 
 def _seconds() -> dict[str, float]:
-    total: Counter[str] = Counter()
+    total = {"fallback": sum(fallback[-1] for fallback in _fallbacks())}
     for index in range(C.device_count()):
-        total.update(C.seconds(index))
-    return dict(total)
+        for name, spent in C.seconds(index).items():
+            total[name] = total.get(name, 0.0) + spent
+    return {name: spent for name, spent in total.items() if spent}
 
 
 def _reset_counters() -> None:

@@ -175,7 +175,7 @@ class Config:
         _names,
         lambda text: [name.strip() for name in text.split(",") if name.strip()],
         """Which events are lines of the logger `tarry`, by topic: "recompile", "fallback", "read", "sync", ...
-        (docs/events.md), or "all". Without any, only what costs much is said.""",
+        (docs/events.md), or "all". Without any, only what costs much is logged.""",
         True,
     )
     save_graphs = Setting(

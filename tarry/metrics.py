@@ -41,7 +41,7 @@ _backend: Callable[[], dict[str, float]] = dict
 
 def _count(kind: str, fields: dict[str, Any]) -> None:
     if kind == "read":
-        return  # known only while somebody watches: a count of some of them would mislead
+        return  # known only while events have a subscriber: a count of some of them would mislead
     with _lock:
         if kind == "fallback":
             _counts[f"fallback/{fields['op']}"] += 1
@@ -121,7 +121,7 @@ def reset() -> None:
 
 def places() -> list[tuple[str, str, Cost]]:
     """What has happened where, and what it cost, the most expensive first. Compiles and operators that ran by
-    themselves always have a line; reads and steps do while somebody watches (TARRY_LOG, `tarry.events.subscribe`)."""
+    themselves always have a line; reads and steps do while events have a subscriber (TARRY_LOG, `events.subscribe`)."""
     events.flush()
     with _lock:
         found = {key: replace(cost) for key, cost in _places.items()}

@@ -99,6 +99,6 @@ def of_caller() -> dict[str, Any]:
 
 
 def here() -> dict[str, Any]:
-    """The same, whoever listens: for what happens rarely."""
+    """The same, with or without a subscriber: for what happens rarely."""
     place = _current()
     return fields(place) if place[0] else {}

@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "custom_ops": {"errors", "native", "ir", "passes", "backends", "pytree", "_api"},
     "_custom_op": {"custom_ops"},
     "_custom_ops": {"custom_ops"},
-    "examples": {"__init__"},  # as anybody's program
+    "examples": {"__init__"},  # like a user's program
     "cli": {"*"},
     "_api": {"*"},
     "__init__": {"*"},

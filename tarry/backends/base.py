@@ -5,7 +5,7 @@ Everything else has a default that works, and is overridden where a backend can 
 live (`to_data`, `to_tensor`), which operators it knows (`supports`, `decompositions`), which numbers it can take anew
 at each run (`takes_number`), what it can do at all (`capabilities`). The runtime believes what is declared.
 
-A backend object is one device. A backend that has several gives one object for each (`devices`), and each is asked for
+A backend object is one device. A backend that has several gives one object for each (`devices`), and each serves
 its own device only: programs and data never pass from one to another.
 """
 
@@ -65,7 +65,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Computation:
-    """A compiled program with what can be said about it. `compile` may return its `run` alone.
+    """A compiled program with what is known of it. `compile` may return its `run` alone.
 
     `in_place` are the outputs k that `run` writes into the buffer of input `graph.replaces[k]`, which nothing
     else has then; what `run` returns for them is ignored. `text` is the program as the backend's compiler sees it, or a
@@ -187,7 +187,7 @@ class Batch(Protocol):
     def recover(self, error: BaseException, update: list[int], lost: bool) -> None: ...
     def own_inputs(self) -> list[torch.Tensor]: ...
     def numbers(self) -> list[PythonNumber]: ...
-    def raw(self, integers: list[int] | None = None) -> RawGraph: ...
+    def raw(self) -> RawGraph: ...
     def run(
         self, program: Any, update: list[int], symbols: Sequence[int], preserve: bool, diagnose: Callable[..., None]
     ) -> bool: ...
@@ -224,7 +224,7 @@ class Recording:
 
     @cached_property
     def raw(self) -> RawGraph:
-        """The graph as the native part gives it (csrc/execute/raw_graph.h)."""
+        """The graph as the native part gives it (csrc/bind/bind_batch.cpp)."""
         assert self._batch is not None
         return self._batch.raw()
 
@@ -391,6 +391,11 @@ class Backend:
     def seed(self, value: int) -> None:
         """`torch.manual_seed` was called. Random nodes carry seeds of their own, drawn from that one: only a backend
         that draws random numbers beside them needs this."""
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether the device computes while its host goes on."""
+        return self.capabilities.asynchronous or self.device.startswith("cuda")
 
     def synchronize(self) -> None:
         """Wait for what is in flight on the device."""

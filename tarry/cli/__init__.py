@@ -135,7 +135,7 @@ def _add_run(commands: Any) -> None:
         help="run a script that was written for cuda or the CPU, as it is",
         description='Runs a script that was written for "cuda" or for the CPU on tarry, without a change to it: what '
         "it puts on that device is recorded and compiled a step at a time. Options of tarry come before the script, "
-        "those of the script behind it. A summary follows on stderr: steps, compiles, what was waited for, and what to "
+        "those of the script after it. A summary follows on stderr: steps, compiles, what was waited for, and what to "
         "do about it. The exit status is the script's.",
         usage="tarry run [options] script.py ... | tarry run [options] -m module ...",
     )

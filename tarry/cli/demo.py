@@ -45,7 +45,7 @@ class Bars:
             nonlocal last
             now = time.perf_counter()
             run.losses.append(loss)
-            if validation is None:  # a step with a validation behind it has another time
+            if validation is None:  # a step after which a validation runs has another time
                 run.seconds.append(now - last)
             else:
                 run.validation.append(validation)

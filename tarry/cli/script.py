@@ -32,7 +32,7 @@ class Script:
 
     @property
     def command(self) -> list[str]:
-        """What stands behind `python` to run it."""
+        """The arguments of `python` that run it."""
         return [*(["-m"] if self.is_module else []), self.name, *self.arguments]
 
     def text(self) -> str:

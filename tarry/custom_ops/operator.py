@@ -303,7 +303,7 @@ class CustomOp(LibraryOperator):
         self._lib._destroy()
         global_registry.pop(self._qualname, None)
         forget_operators()
-        # PyTorch's own handles point into nowhere now.
+        # PyTorch's own handles are invalid now.
         self._removed = True
         self._op = self._overload = self._refuse
 

@@ -40,7 +40,7 @@ class UnsupportedType(ValueError):  # noqa: N818 - turned into an error that nam
 @dataclass(frozen=True)
 class SchemaType:
     """`text` is the type as a schema spells it. `choices` are the strings that a Literal or a StrEnum allows; `length`
-    is that of a tuple. Neither can be said in a schema: see `Contract`."""
+    is that of a tuple. A schema can express neither: see `Contract`."""
 
     text: str
     choices: tuple[str, ...] | None = None

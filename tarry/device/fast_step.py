@@ -5,7 +5,7 @@ tensors one by one, asks for the value of each step count, and chooses between i
 same with operations on whole lists, and gives a `FastStep` whose `run()` makes the very calls that PyTorch's code would
 make, in its order. It keeps nothing from one step to the next, so nothing can be stale. Whatever is not the plain case
 (sparse or missing state, tensors for rates, amsgrad, fused, ...) is left to PyTorch's code: `of` gives None. So are
-errors (PyTorch's code raises them), and a step any part of which somebody has replaced.
+errors (PyTorch's code raises them), and a step of which any part was replaced.
 
 The calls follow `_multi_tensor_sgd` and `_multi_tensor_adam`, which are private; CHECKED lists the versions that they
 were compared with (tests/device/test_fast_step.py compares the recorded graphs). With others, PyTorch's code runs.

@@ -1,6 +1,6 @@
 """Memory of the device: how much there is, how much is used, and for what.
 
-Memory is the real device's. *Allocated* is what PyTorch has allocated on the GPU behind the device, or, on a CPU, what
+Memory is the real device's. *Allocated* is what PyTorch has allocated on the device's GPU, or, on a CPU, what
 tarry has allocated there to compute (csrc/device/host_memory.h), temporaries of a running step among it; and what the
 tensors that are recorded but not computed yet will take, so that a line that makes a tensor shows at once, as in eager
 PyTorch. *Peaks* are of what was really allocated. On a CPU nothing is kept in reserve: reserved is allocated.
@@ -40,7 +40,7 @@ def _gpu(device: Any) -> torch.device | None:
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Free and total memory of the real device in bytes, as the backend tells; 0 where it is not known."""
+    """Free and total memory of the real device in bytes, from the backend; 0 where it is not known."""
     return _native.memory_info(_index(device))
 
 

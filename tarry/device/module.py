@@ -331,7 +331,7 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
     return True
 
 
-# Memory: what it means is said in device/memory.py.
+# Memory: see device/memory.py for what the numbers mean.
 
 mem_get_info = memory.mem_get_info
 memory_allocated = memory.memory_allocated

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -231,7 +232,8 @@ class StepHooks:
                 if state.epochs is None and state.optimizer() is optimizer:
                     state.epochs = epochs
         try:
-            self._steps.cut()
+            if not _in_step_of_another():
+                self._steps.cut()
         finally:
             self.settle()
 
@@ -249,7 +251,7 @@ class StepHooks:
         self._put_back(kept[::-1])
 
     def _take(self, optimizer: torch.optim.Optimizer | None) -> list[Unsettled]:
-        """Take out what is this thread's to settle, and what was left behind for an optimizer that is gone."""
+        """Take out what is this thread's to settle, and what is left of an optimizer that is gone."""
         lane = self._steps.lane()
         with self._lock:
             states, self._unsettled = self._unsettled, []
@@ -277,3 +279,14 @@ def _is_ours(optimizer: torch.optim.Optimizer) -> bool:
                 return True
             break
     return False
+
+
+_HOOKED_STEP = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__
+
+
+def _in_step_of_another() -> bool:
+    """Whether an optimizer, whose step has just ended, was called by the step of another, which will end as well."""
+    outer = sys._getframe(3).f_back  # 3: its own step, which has called a hook or fast_step.py
+    while outer is not None and outer.f_code is not _HOOKED_STEP:
+        outer = outer.f_back
+    return outer is not None

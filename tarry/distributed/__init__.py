@@ -35,6 +35,7 @@ def install(
     `synchronize` computes all that is pending and waits for it. `reduction` looks into a boxed `ReduceOp`. `place` is
     the user's line."""
     if dist.is_available():
-        from tarry.distributed import kernels
+        from tarry.distributed import batch_norm, kernels
 
+        batch_norm.install()
         kernels.install(synchronize, reduction, place)

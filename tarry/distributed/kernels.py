@@ -13,6 +13,7 @@ Private names of torch: the `c10d` operators and their schemas, `ProcessGroup.un
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -64,6 +65,17 @@ def _with_host(plain: Callable[..., None]) -> Callable[..., None]:
             self.device_backend_map.setdefault("cpu", dist.Backend("gloo"))
 
     return initialise
+
+
+def _without_devices(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Barriers go over the host. Programs for CUDA give the number of a rank's device, which processes that share a
+    device do not have."""
+
+    @functools.wraps(plain)
+    def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return plain(group, async_op, None, *args, **kwargs)
+
+    return barrier
 
 
 class Reduction(NamedTuple):
@@ -121,6 +133,7 @@ class Kernels:
         self._libraries += [library, functional]
         dist.destroy_process_group = self._before_destroying(dist.destroy_process_group)
         distributed_c10d.destroy_process_group = dist.destroy_process_group
+        dist.barrier = distributed_c10d.barrier = _without_devices(dist.barrier)
 
     # ---- order between recorded collectives and others
 
@@ -182,15 +195,12 @@ class Kernels:
         if factor is not None:
             given = given.mul_(factor) if in_place else given * factor
         known = "SUM" if op in ("AVG", "PREMUL_SUM") else op
-        if op == "AVG" and not (tensor.is_floating_point() or tensor.is_complex()):
-            raise RuntimeError(
-                f"{name.rstrip('_')} with ReduceOp.AVG is for floating-point numbers, not {tensor.dtype}"
-            )
         note = f", {op}" + "".join(f", root {root}" for root in args)
         result = self._record(name, process_group, given, known, *args, note=note)
         if op == "AVG":
-            size = process_group.size()
-            result = tensor.data.div_(size) if in_place else result.div_(size)
+            result = tensor.data if in_place else result
+            whole = not (tensor.is_floating_point() or tensor.is_complex())  # NCCL cuts off the fraction
+            result = result.div_(process_group.size(), rounding_mode="trunc" if whole else None)
         return result
 
     # ---- operators that write their arguments: torch.distributed, and the reducer of DDP

@@ -1,6 +1,6 @@
 """Events as lines of the standard logger `tarry`.
 
-Without TARRY_LOG (`tarry.config.log`), only what costs much is said: a large step that is compiled in the background,
+Without TARRY_LOG (`tarry.config.log`), only what costs much is logged: a large step that is compiled in the background,
 and when its program takes over. These come rarely, so nothing has to be watched for them. TARRY_LOG=recompile,sync,...
 has every event of those topics logged, at the level INFO, and shown if the program has set up no logging of its own.
 """
@@ -45,7 +45,7 @@ class EventLog:
         self._stack = ExitStack()
         self._handler: logging.Handler | None = None
         self.quiet = False
-        """Nothing is said unasked: somebody else shows it."""
+        """Log nothing by default: a subscriber shows the events."""
 
     def choose(self, topics: Iterable[str]) -> None:
         """Log every event of these topics, and no others."""
@@ -74,7 +74,7 @@ class EventLog:
             _log.info("tarry: %s", line(event.kind, event.fields))
 
     def _show(self) -> None:
-        """Have lines shown that were asked for, where no logging is set up."""
+        """Show the lines that TARRY_LOG names, where no logging is set up."""
         if self._handler is None and not _log.hasHandlers():
             self._handler = logging.StreamHandler(sys.stderr)
             self._handler.setFormatter(logging.Formatter("%(message)s"))

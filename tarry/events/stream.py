@@ -46,7 +46,7 @@ class Source(Protocol):
 
 @dataclass(eq=False)
 class _Subscription:
-    """A subscriber, and the first error that it has raised: a program must not fail because somebody looks at it."""
+    """A subscriber, and the first error that it has raised: a program must not fail because of a subscriber."""
 
     subscriber: Callable[[Event], None]
     live: bool
@@ -151,7 +151,7 @@ def count_with(counter: Callable[[str, dict[str, Any]], None]) -> None:
 
 
 def count_places_with(counter: Callable[[str, dict[str, Any]], None]) -> None:
-    """The same, also for events of the native part that somebody watches: only those have a line."""
+    """The same, also for events of the native part, which have a line only while there is a subscriber."""
     _place_counters.append(counter)
 
 

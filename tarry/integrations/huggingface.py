@@ -1,4 +1,4 @@
-"""`import tarry.integrations.huggingface`: Trainer and accelerate train on tarry unless they are told to use the CPU.
+"""`import tarry.integrations.huggingface`: Trainer and accelerate train on tarry unless the program asks for the CPU.
 
 Both choose a device from a closed list, and the CPU, without a word, if none of the list is there. With this module
 imported, before or after theirs, the choice is `tarry:0`: with bf16 and fp16, and with tarry's random state in
@@ -25,15 +25,22 @@ import torch
 from tarry.errors import TarryError
 from tarry.integrations.after_import import after_import
 
-_RNG_FILE = "rng_state_tarry.pth"
 _TRUE = ("1", "true", "True", "TRUE", "yes", "y", "t", "on")  # as accelerate reads its variables
-_ONE_PROCESS = (
-    "several processes cannot train on tarry: start one, by `python` or `accelerate launch --num_processes=1`"
+_NO_FSDP = (
+    "accelerate's FSDP chooses its device from a closed list. On tarry, call torch.distributed.fsdp.fully_shard, and "
+    "start the program by `torchrun`; or train with DDP: `accelerate launch --multi_gpu`"
 )
 
 
 def _device() -> torch.device:
     return torch.device("tarry", torch.get_device_module("tarry").current_device())
+
+
+def _take_device() -> torch.device:
+    """The device of this one of several processes, which share devices if there are fewer."""
+    module = torch.get_device_module("tarry")
+    module.set_device(int(os.environ.get("LOCAL_RANK", "0")) % module.device_count())
+    return _device()
 
 
 def _has(owner: Any, *names: str) -> bool:
@@ -60,15 +67,21 @@ def _open_state(module: Any) -> None:
     prepare_backend = state._prepare_backend
 
     @functools.wraps(prepare_backend)
-    def prepare(self: Any, cpu: bool = False, *args: Any, **kwargs: Any) -> Any:
+    def prepare(
+        self: Any, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None, *args: Any
+    ) -> Any:
         if not cpu and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise TarryError(_ONE_PROCESS)
+            if os.environ.get("ACCELERATE_USE_FSDP") in _TRUE:
+                raise TarryError(_NO_FSDP)
+            self.device = _take_device()
+            # What accelerate does with several processes on CPUs fits: DDP without the number of a device.
+            return backend or "gloo", module.DistributedType.MULTI_CPU
         # The variable is for programs that do not ask for the CPU; accelerate prefers it to Accelerator(cpu=True).
         if self.device is not None and self.device.type == "tarry":
             self.device = None
         if not cpu:
             return None, module.DistributedType.NO
-        return prepare_backend(self, cpu, *args, **kwargs)
+        return prepare_backend(self, cpu, sagemaker_dp, backend, *args)
 
     state._prepare_backend = prepare
     state.default_device = property(lambda self: _device())
@@ -208,17 +221,23 @@ def _filtered(trainer: Any, loss: torch.Tensor) -> torch.Tensor:
     return torch.where(torch.isfinite(loss), loss, trainer._tr_loss / steps)
 
 
-# Random states in checkpoints, in a file of their own: those of the frameworks have the devices that they know.
+# Random states in checkpoints, in files of their own: those of the frameworks have the devices that they know.
+
+
+def _rng_file(folder: str) -> Path:
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    rank = f"_{torch.distributed.get_rank()}" if several and torch.distributed.get_world_size() > 1 else ""
+    return Path(folder) / f"rng_state_tarry{rank}.pth"
 
 
 def save_rng_state(folder: str) -> None:
-    """Write the state of tarry's generators to a checkpoint."""
-    torch.save(torch.get_device_module("tarry").get_rng_state_all(), Path(folder) / _RNG_FILE)
+    """Write the state of this process's generators to a checkpoint."""
+    torch.save(torch.get_device_module("tarry").get_rng_state_all(), _rng_file(folder))
 
 
 def load_rng_state(folder: str) -> None:
     """Restore what `save_rng_state` has written. A checkpoint of another device has none."""
-    file = Path(folder) / _RNG_FILE
+    file = _rng_file(folder)
     if file.is_file():
         torch.get_device_module("tarry").set_rng_state_all(torch.load(file, weights_only=True))
 

@@ -2,8 +2,9 @@
 
 Registering an accelerator is Lightning's public way, but two choices are made by a list of names: the strategy of an
 accelerator that is not in it puts the model on the CPU, and its mixed precision is CUDA's. Private names, of the
-"connectors" that turn a Trainer's arguments into objects: `_choose_strategy`, `_check_and_init_precision`,
-`_choose_auto_accelerator`, `_choose_gpu_accelerator_backend` (seen in Lightning 2.6).
+"connectors" that turn a Trainer's arguments into objects: `_choose_strategy`, `_init_strategy`,
+`_check_and_init_precision`, `_choose_auto_accelerator`, `_choose_gpu_accelerator_backend`; of their strategies for
+several processes: `_determine_ddp_device_ids` (seen in Lightning 2.6).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ _CONNECTORS = {
 }
 _PRIVATE = (
     "_choose_strategy",
+    "_init_strategy",
     "_check_and_init_precision",
     "_choose_auto_accelerator",
     "_choose_gpu_accelerator_backend",
@@ -81,7 +83,7 @@ def _accelerator_class(base: Any) -> Any:
 
         @staticmethod
         def auto_device_count() -> int:
-            return 1  # a process computes on one
+            return 1  # `devices` says how many processes there are
 
         @staticmethod
         def is_available() -> bool:
@@ -95,29 +97,38 @@ def _accelerator_class(base: Any) -> Any:
 
 
 def _parsed(devices: int | str | list[int]) -> list[int]:
-    """The numbers of the devices that `Trainer(devices=...)` means: a count, or a list of numbers, also as text."""
+    """The devices that `Trainer(devices=...)` means, by their numbers: for a count, or a list of numbers, also as text.
+    There is a process for each. If a count is higher than that of the devices, processes share them, as they share a
+    CPU."""
     count = torch.get_device_module("tarry").device_count()
     if isinstance(devices, str):
         devices = [int(part) for part in devices.split(",") if part.strip()] if "," in devices else int(devices)
     if isinstance(devices, int):
-        devices = list(range(count if devices == -1 else devices))
+        devices = [index % count for index in range(count if devices == -1 else devices)]
     if not devices or not all(0 <= index < count for index in devices):
         raise TarryError(f"devices={devices!r}: there are {count} tarry devices, numbered from 0")
     return list(devices)
 
 
 def _patch(connector: Any, accelerator: type, module: Any) -> None:
-    choose_strategy, init_precision, choose_auto, choose_gpu = (getattr(connector, name) for name in _PRIVATE)
+    choose_strategy, init_strategy, init_precision, choose_auto, choose_gpu = (
+        getattr(connector, name) for name in _PRIVATE
+    )
 
     def strategy(self: Any) -> Any:
         if not isinstance(self.accelerator, accelerator):
             return choose_strategy(self)
         if len(self._parallel_devices) > 1 or self._num_nodes_flag > 1:
-            raise TarryError(
-                'accelerator="tarry" takes one device for each process, and Lightning starts processes for several: '
-                "give devices=1, or devices=[1] for another than the first"
-            )
+            return "ddp"
         return module.SingleDeviceStrategy(device=self._parallel_devices[0])
+
+    def initialize_strategy(self: Any) -> None:
+        init_strategy(self)
+        if isinstance(self.accelerator, accelerator):
+            # What DDP gets is on its device. Where it has a number of a device, Lightning takes it for CUDA's.
+            for name in ("determine_ddp_device_ids", "_determine_ddp_device_ids"):
+                if hasattr(self.strategy, name):
+                    setattr(self.strategy, name, lambda: None)
 
     def precision(self: Any) -> Any:
         flag = getattr(self, "_precision_flag", None) or getattr(self, "_precision_input", None)
@@ -127,6 +138,7 @@ def _patch(connector: Any, accelerator: type, module: Any) -> None:
         return module.MixedPrecision(flag, "tarry")
 
     connector._choose_strategy = strategy
+    connector._init_strategy = initialize_strategy
     connector._check_and_init_precision = precision
     connector._choose_auto_accelerator = staticmethod(lambda: "tarry" if _is_preferred else choose_auto())
     connector._choose_gpu_accelerator_backend = staticmethod(lambda: "tarry" if _is_preferred else choose_gpu())

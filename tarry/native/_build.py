@@ -5,7 +5,8 @@ Invariants:
  - one process builds, others wait: the lock is a `flock`, which the kernel drops when its holder dies, so a killed
    build leaves no stale lock, only a temporary directory that the next build of the same library removes;
  - only what this user alone can have written is linked and loaded (`tarry.trust`);
- - a compiled object is cached by all that went into it, so a change to one source compiles one file.
+ - a compiled object is cached by all that went into it, so a change to one source compiles one file;
+ - what is compiled is a copy of what was hashed, so an edit during a build never gets into an object of another name.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ KEPT_OBJECT_DAYS = 14
 _INCLUDE = re.compile(rb'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 # pybind11 itself, or a header of torch that includes it.
 _PYBIND = re.compile(rb"^\s*#\s*include\s*<(pybind11|torch/csrc/(utils/pybind|jit/python|Exceptions|\w+/python))", re.M)
+_COPIES = "sources"  # folder of a build, where the compiler reads
 WORTH_PRECOMPILING = 4  # sources: a precompiled header takes as long to make as two or three of them
 
 
@@ -256,6 +258,10 @@ def _build_locked(plan: Plan, library: Path, force: bool, progress: Progress) ->
         shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as name:
         work = Path(name)
+        for path, content in plan.contents.items():
+            copy = work / _COPIES / path.relative_to(plan.extension.sources)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(content)
         objects = {unit: plan.object_of(unit) for unit in plan.units}
         stale = [unit for unit in plan.units if force or not trust.is_trusted_file(objects[unit])]
         (work / "build.ninja").write_text(_ninja_file(plan, objects, stale, work))
@@ -293,15 +299,15 @@ def _ninja_file(plan: Plan, objects: dict[Path, Path], stale: list[Path], work: 
     package = Path(torch.__file__).resolve().parent
     # Not torch.utils.cpp_extension: it gives just these for a CPU extension, and importing it costs a second.
     includes = [package / "include", package / "include/torch/csrc/api/include", _toolchain.python_include()]
-    sources = plan.extension.sources
+    sources, copies = plan.extension.sources, work / _COPIES
     command = " ".join(_word(word) for word in plan.compiler.command)
     compiling = " ".join(
         [
             *(_word(flag) for flag in plan.compile_flags),
-            _word(f"-I{sources}"),
+            _word(f"-I{copies}"),
             *(f"-isystem {_word(path)}" for path in includes),
             # __FILE__ in error messages reads tarry/csrc/... and torch/include/... wherever the two are installed
-            _word(f"-ffile-prefix-map={sources}={sources.parent.name}/{sources.name}"),
+            _word(f"-ffile-prefix-map={copies}={sources.parent.name}/{sources.name}"),
             _word(f"-ffile-prefix-map={package}=torch"),
         ]
     )
@@ -325,13 +331,13 @@ def _ninja_file(plan: Plan, objects: dict[Path, Path], stale: list[Path], work: 
     for header in sorted(set(headers.values())):
         # GCC takes HEADER.gch for HEADER where it was made with the same flags, and reads HEADER itself otherwise.
         copy = work / header
-        copy.write_text(f'#include "{sources / header}"\n')
+        copy.write_text(f'#include "{copies / header}"\n')
         lines += [f"build {_path(f'{copy}.gch')}: precompile {_path(copy)}", f"  name = {header}"]
     for unit in sorted(stale, key=lambda unit: len(plan.contents[unit]), reverse=True):  # the longest first
         header = headers.get(unit, "")
         after = f" | {_path(f'{work / header}.gch')}" if header else ""
         lines += [
-            f"build {_path(objects[unit])}: compile {_path(unit)}{after}",
+            f"build {_path(objects[unit])}: compile {_path(copies / unit.relative_to(sources))}{after}",
             f"  name = {unit.name}",
             f"  part = {_word(work / f'{objects[unit].name}.part')}",
             f"  header = {f'-include {_word(work / header)}' if header else ''}",
@@ -366,6 +372,7 @@ def _run_ninja(plan: Plan, work: Path, tasks: int, progress: Progress) -> None:
         assert process.stdout is not None
         try:
             for line in process.stdout:
+                line = line.replace(str(work / _COPIES), str(plan.extension.sources))
                 log.append(line)
                 progress.output(line)
         except BaseException:

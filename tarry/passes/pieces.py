@@ -196,7 +196,7 @@ class _Steps:
                 yield self.nodes[begin:end]
 
     def cuts(self) -> list[int]:
-        """Where to cut, in order; nowhere if nothing repeats."""
+        """Where to cut, in order; empty if nothing repeats."""
         found: list[int] = []
         waiting = [(0, len(self.nodes))]
         while waiting:

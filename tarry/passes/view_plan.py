@@ -34,7 +34,7 @@ class Step:
 
 
 class _NoPlanError(Exception):
-    """This way of planning leads nowhere; another one may."""
+    """This way of planning has no result; another may have one."""
 
 
 @functools.lru_cache(maxsize=8192)

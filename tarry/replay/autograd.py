@@ -8,7 +8,7 @@ import torch
 
 
 def graph_is_alive(tensor: torch.Tensor) -> bool:
-    """Whether a backward pass can still go through the graph behind a tensor.
+    """Whether a backward pass can still go through the autograd graph of a tensor.
 
     A pass that is over has freed what the graph had saved. A graph that never had anything to save (of additions, say)
     cannot be distinguished from a fresh one, and counts as alive.

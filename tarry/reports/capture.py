@@ -139,7 +139,7 @@ class Stage:
 
 
 def _updates(node: Node) -> list[tuple[Value, Value]]:
-    """The values that a node makes by writing over others: behind its fresh results, one for each that it writes."""
+    """The values that a node makes by writing over others: after its fresh results, one for each that it writes."""
     written = [leaf for k in operator(node.op).written for leaf in leaves(node.args[k]) if isinstance(leaf, Value)]
     if not written:
         return []

@@ -44,7 +44,7 @@ def mode(runs: Sequence[Run]) -> Mode:
 
 
 def names(runs: Sequence[Run]) -> list[str]:
-    """What to call each run: its rank, or what tells its path from the others'."""
+    """What to call each run: its rank, or the part of its path in which it differs from the others."""
     match mode(runs):
         case "ranks":
             return [f"rank {run.rank}" for run in runs]

@@ -29,7 +29,7 @@ class GraphRecord:
 
 @dataclass
 class Run:
-    """One process, as its file tells it."""
+    """One process, from its file of events."""
 
     path: str
     header: dict[str, Any]

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 
 AROUND = 8
-"""Lines before and behind each place."""
+"""Lines before and after each place."""
 MAX_FILES = 300
 MAX_LENGTH = 400
 """Characters of a line."""

@@ -47,6 +47,8 @@ from tarry.runtime.variants import Variant, Variants
 
 Made: TypeAlias = Variants | Variant
 Path: TypeAlias = Literal["reference", "compiled", "native"]
+CHUNK = "chunk"
+"""Why the recorder cuts a step that is computed in chunks."""
 T = TypeVar("T")
 
 
@@ -76,26 +78,35 @@ class Engine:
         """What has computed the last batch."""
         self.execute_seconds = 0.0
         """And what that took."""
+        self._in_chunks: tuple[GraphEntry, int] | None = None
+        """Whose job is waited for, and on which device, while steps are computed in chunks."""
+        self._within_step = False
+        """Whether a chunk of the step that is being recorded was computed."""
 
     def forget_served(self) -> None:
         """Have the native part run no program by itself: what is decided about graphs may be another thing now."""
+        self._end_chunks()
         self._entries.forget_served()
 
     def clear(self) -> None:
         """Forget all graphs: another backend comes."""
+        self._end_chunks()
         self._entries.clear()
         self._families.clear()
         self._sites.clear()
 
-    def compute(self, backend: Backend, batch: Batch) -> None:
+    def compute(self, backend: Backend, batch: Batch, why_cut: str) -> None:
         """Compute a batch: by its program, without one, or by one that has to be compiled first."""
         if not batch.switches_are_set():
             # A program would compute under those that are set now.
             self._execute(backend, SWITCHED.run, "reference", batch)
             return
         policy = self.compiler.policy(backend)
-        if batch.is_small:  # as the native part has computed it, but for somebody who watches
+        if batch.is_small:  # the native part leaves it to Python where a subscriber has to see each step
             self._execute(backend, (NEVER if policy == "never" else SMALL).run, "reference", batch)
+            return
+        if self._in_chunks is not None and (why_cut == CHUNK or self._within_step):
+            self._compute_chunk(backend, batch, self._in_chunks[0], why_cut)
             return
         found = self._look_up(backend, batch, policy)
         while True:  # a second time after CompileNow, a third time if that came to nothing for a range of sizes
@@ -150,6 +161,8 @@ class Engine:
         """Have the native part interpret a graph by itself while `decide` cannot say anything else."""
         entry = found.entry
         if not isinstance(entry, GraphEntry):  # the native part compares structures, not numbers or ranges of sizes
+            return
+        if self._in_chunks is not None:  # the last chunk of a step must come to Python, whatever it looks like
             return
         refused = entry.state is State.REFUSED and entry.reason is not None and not entry.reason.unsupported
         compiling = entry.job is not None and entry.state is State.COMPILING and entry.pace.is_known
@@ -386,6 +399,37 @@ class Engine:
             found.entry.state = State.SEEN
         if reason is NEW or reason is COMPILING:
             found.entry.pace.without_program()
+        if reason is COMPILING and isinstance(found.entry, GraphEntry):
+            self._begin_chunks(backend, found.entry, batch)
+
+    # ---- steps in chunks
+
+    def _begin_chunks(self, backend: Backend, entry: GraphEntry, batch: Batch) -> None:
+        """The reference path computes the steps of this graph until its job is done. It begins when a step is complete;
+        a device of its own would be idle while the next one is recorded, and eager PyTorch's is not. So have steps cut
+        into chunks, each launched when it is recorded. A chunk is looked up nowhere, and leaves no entry."""
+        operations = batch.num_operations
+        if (
+            operations >= 2 * limits.CHUNK_OPERATIONS
+            and backend.is_asynchronous
+            and not backend.capabilities.opaque_data
+        ):
+            self._in_chunks = entry, batch.device
+            C.withdraw_references()
+            C.set_chunks(batch.device, limits.CHUNK_OPERATIONS)
+
+    def _compute_chunk(self, backend: Backend, batch: Batch, entry: GraphEntry, why_cut: str) -> None:
+        self._within_step = why_cut == CHUNK
+        self._execute(backend, COMPILING.run, "reference", batch)
+        if not self._within_step:
+            entry.pace.without_program()
+            if entry.job is None or entry.job.done:
+                self._end_chunks()  # so that the next step is complete when it is looked up
+
+    def _end_chunks(self) -> None:
+        if self._in_chunks is not None:
+            C.set_chunks(self._in_chunks[1], 0)
+            self._in_chunks, self._within_step = None, False
 
 
 def _path(program: Program | Reason | None) -> Path:

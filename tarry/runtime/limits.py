@@ -97,6 +97,9 @@ EXIT_SECONDS = 1.0
 EXIT_CLOSURES_SECONDS = 30.0
 """At exit, for how long step closures may run: they write logs and checkpoints."""
 
+WARM_UP_CORES = 8
+"""Processors of a machine on which the worker is started before there is something to compile."""
+
 WORKER_ATTEMPTS = 2
 """Worker processes for one graph. One that dies may have been killed by chance; if two die, the graph would take this
 process along."""
@@ -111,10 +114,14 @@ a compile on a busy machine would take forever."""
 WORKER_KILL_SECONDS = 5
 """For how long the runtime waits for a killed worker to be reaped."""
 
+CHUNK_OPERATIONS = 128
+"""Operators of a chunk of a step, where a step is launched while it is recorded: enough that cutting it costs less than
+a tenth of their launches, few enough that a GPU has something to do soon."""
+
 # ---- messages
 
 SLOW_COMPILE_SECONDS = 30.0
-"""A compile that takes longer is an event of its own: somebody waits for it, or steps do without for long."""
+"""A compile that takes longer is an event of its own: a thread waits for it, or steps do without for long."""
 
 TAKEOVER_STEPS = 3
 """Steps with a new program from the background whose pace is measured before its takeover is reported. The native part

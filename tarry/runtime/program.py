@@ -65,7 +65,7 @@ class Program:
         self._native = None if self._whole is None or self._converts else self._whole.native
         self._proven = not self._update
         """Whether it has run to its end once. Until then all that it updates is copied first: a kernel that is missing,
-        or memory that does not suffice, shows in the first run, and must not leave half a step behind."""
+        or memory that does not suffice, shows in the first run, and must not leave a step half done."""
         self._unread = [k for k in unread(graph) if k not in self._update]
 
     def text(self) -> str:

@@ -124,6 +124,8 @@ class Runtime:
                 raise
             self._compiler.chosen = compile_
             self.on_policy()
+            if chosen.is_asynchronous and self._compiler.policy(chosen) == "background":
+                self._compiler.warm_up(chosen)
 
     def _start(self, backend: Backend, device: str | None, before: Backend | None) -> None:
         was_on = backend.device
@@ -151,7 +153,7 @@ class Runtime:
             warnings.warn(f"tarry: teardown of backend {backend.name!r} failed: {error}", stacklevel=2)
 
     def _bind_devices(self, backend: Backend, before: Backend | None) -> None:
-        """Put the backend's devices behind tarry:0, tarry:1, ..."""
+        """Make the backend's devices the real devices of tarry:0, tarry:1, ..."""
         devices = tuple(backend.devices())
         if len(devices) != C.device_count() and not C.is_used():
             C.set_device_count(len(devices))
@@ -161,9 +163,8 @@ class Runtime:
                 f"{C.device_count()} devices 'tarry:0', ..."
             )
         for index in range(C.device_count()):
-            one = _behind(devices, index)
-            can, on_gpu = one.capabilities, torch.device(one.device).type == "cuda"
-            C.set_real_device(index, one.device, can.opaque_data, can.asynchronous or on_gpu)
+            one = _real_device_of(devices, index)
+            C.set_real_device(index, one.device, one.capabilities.opaque_data, one.is_asynchronous)
         self._devices = devices
         if backend.default_ordinal != (before.default_ordinal if before is not None else 0):
             C.set_device(backend.default_ordinal)
@@ -184,13 +185,13 @@ class Runtime:
         return {} if backend is None else {f"{backend.name}/{key}": n for key, n in backend.metrics().items()}
 
     def memory_info(self, ordinal: int) -> tuple[int, int]:
-        """Free and total bytes of the real device behind tarry:ordinal."""
+        """Free and total bytes of the real device of tarry:ordinal."""
         info = self._one_of(self.backend, ordinal).memory_info()
         return info.free, info.total
 
     def _one_of(self, backend: Backend, device: int) -> Backend:
         """Of a backend's devices, the one that computes what is pending on tarry:device."""
-        return _behind(self._devices if backend is self._backend else backend.devices(), device)
+        return _real_device_of(self._devices if backend is self._backend else backend.devices(), device)
 
     def _engine_of(self, device: int) -> Engine:
         while len(self._engines) <= device:
@@ -224,7 +225,7 @@ class Runtime:
         return self._compiler.chosen
 
     def on_policy(self) -> None:
-        """The policy may have changed: tell the native part which steps it serves by itself."""
+        """The policy may have changed: set which steps the native part serves by itself."""
         if self._backend is None:
             return
         with self._lock:
@@ -328,7 +329,7 @@ class Runtime:
         try:  # first: an interrupt may come after any call
             self._lock.in_step = True
             gc.disable()  # a finaliser that needs a value could not be served in the middle of a step
-            profiled("tarry::step", self._compute, engine, backend, batch)
+            profiled("tarry::step", self._compute, engine, backend, batch, reason)
         finally:
             self._lock.in_step = False
             C.count_memory(counted)
@@ -352,9 +353,9 @@ class Runtime:
         if cut is not None:
             events.emit("budget_cut", **cut)
 
-    def _compute(self, engine: Engine, backend: Backend, batch: Batch) -> None:
+    def _compute(self, engine: Engine, backend: Backend, batch: Batch, reason: str) -> None:
         try:
-            engine.compute(backend, batch)
+            engine.compute(backend, batch, reason)
         except BaseException:
             self.after_finish()
             raise
@@ -369,12 +370,12 @@ class Runtime:
             yield
 
     def peek(self, tensors: list[torch.Tensor]) -> RawGraph:
-        """The raw graph behind some tensors."""
+        """The raw graph that would compute some tensors."""
         with self._alone():
             return C.peek(tensors).raw()
 
     def compiled_text(self, tensors: list[torch.Tensor]) -> str:
-        """What the backend makes of the graph behind some tensors, as text. Compiles it, runs nothing."""
+        """What the backend makes of the graph that would compute some tensors, as text. Compiles it, runs nothing."""
         with self._alone():
             batch = C.peek(tensors)
             backend = self._one_of(self.backend, batch.device)
@@ -485,7 +486,7 @@ class Runtime:
         return share_stand_in(stand_in)
 
     def on_value(self, method: str, device: int, place: C.Place, seconds: float) -> None:
-        """The program has read a value, and somebody watches."""
+        """The program has read a value, and events have a subscriber."""
         events.emit("read", method=method, device=device, seconds=seconds, **places.fields(place))
 
     def on_fallback(self, op: str, reason: str, place: C.Place, seconds: float) -> None:
@@ -510,8 +511,8 @@ _REMEDIES = {
 }
 
 
-def _behind(devices: Sequence[Backend], index: int) -> Backend:
-    """What is behind tarry:index. If there are more than the backend has, its last serves the rest."""
+def _real_device_of(devices: Sequence[Backend], index: int) -> Backend:
+    """The real device of tarry:index. If there are more than the backend has, its last serves the rest."""
     return devices[min(index, len(devices) - 1)]
 
 

@@ -59,7 +59,7 @@ class Accelerator(Walking):
     def to_tensor(self, data: Handle) -> torch.Tensor:
         assert isinstance(data, Handle)
         self.read += 1
-        return self.memory[data.address]  # the memory itself: nobody may write to it
+        return self.memory[data.address]  # the memory itself: it must not be written to
 
     def compile(self, graph: Graph) -> Computation | Run:
         super().compile(graph)

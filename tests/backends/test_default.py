@@ -1,4 +1,4 @@
-"""The backend that is used when nobody has chosen one."""
+"""The backend that is used when none was chosen."""
 
 from __future__ import annotations
 

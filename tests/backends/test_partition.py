@@ -376,7 +376,7 @@ class Contiguous(Walking):
 
 
 def test_views_across_parts_start_where_they_should() -> None:
-    """A view has an offset into somebody else's buffer; a part that takes it must not see that."""
+    """A view has an offset into another tensor's buffer; a part that takes it must not see that."""
 
     def program(device: str) -> list[torch.Tensor]:
         x = torch.arange(24.0).view(4, 6).to(device)

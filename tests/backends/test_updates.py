@@ -1,4 +1,4 @@
-"""Updates in place: the same memory, nobody else's, done or not begun."""
+"""Updates in place: in the very memory, in no other, done or not begun."""
 
 from __future__ import annotations
 

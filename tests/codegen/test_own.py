@@ -52,6 +52,18 @@ def test_the_nodes_of_the_yaml_that_only_graphs_have_are_those_of_the_ir() -> No
         assert TARRY_OPERATORS[schema.qualified_name].schema == f"tarry::{schema.text}"
 
 
+def test_an_operator_with_a_kernel_on_the_cpu_does_not_decompose() -> None:
+    """Its parts round differently from the kernel: the reference path would not give eager's bits."""
+    table = {entry.name: entry for entry in make_table()}
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    found = {
+        name
+        for name, entry in table.items()
+        if entry.kind is Kind.DECOMPOSE and has(name, "CompositeImplicitAutograd") and has(name, "CPU")
+    }
+    assert found <= {"aten::native_channel_shuffle"}  # its parts only move elements, and have its gradient
+
+
 def test_the_table_says_what_becomes_of_operators() -> None:
     table = {entry.name: entry for entry in make_table()}
     assert table["aten::add.Tensor"].kind is Kind.RECORD

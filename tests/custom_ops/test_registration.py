@@ -22,7 +22,7 @@ NAME = "optest::f"
 
 @pytest.fixture
 def library() -> Iterator[torch.library.Library]:
-    """An operator that somebody else has declared."""
+    """An operator of another library."""
     made = torch.library.Library("optest", "FRAGMENT")
     made.define("f(Tensor x) -> Tensor")
     yield made

@@ -20,7 +20,7 @@ TIMEOUT = 240
 
 def run(function: Callable[..., Any], folder: Path, *args: Any, size: int = 2, backend: str = "eager") -> list[Any]:
     """What `function(*args)` returned on each rank; an exception as `repr`, None from a process that died."""
-    port = _free_port()
+    port = free_port()
     context = multiprocessing.get_context("spawn")
     processes = [
         context.Process(target=_rank, args=(function, args, rank, size, port, str(folder), backend))
@@ -38,7 +38,7 @@ def run(function: Callable[..., Any], folder: Path, *args: Any, size: int = 2, b
     return [torch.load(file, weights_only=False) if file.exists() else None for file in files]
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """One below those that the system gives to connections, which another test's process could take meanwhile."""
     for port in random.sample(range(15_000, 30_000), 100):
         with socket.socket() as candidate, suppress(OSError):

@@ -134,8 +134,8 @@ def test_the_cpu_is_taken_if_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) ->
     assert accelerate.Accelerator().device.type == "cpu"
 
 
-def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    with pytest.raises(tarry.errors.TarryError, match="start one"):
+def test_fsdp_of_accelerate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "ACCELERATE_USE_FSDP": "true"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(tarry.errors.TarryError, match="fully_shard"):
         accelerate.Accelerator()

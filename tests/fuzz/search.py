@@ -187,6 +187,6 @@ def _forget(world: World) -> None:
     world.dev.clear()
     try:
         tarry.mark_step(wait=True)
-    except Exception as error:  # of this program: it was seen, or nobody read the value
+    except Exception as error:  # of this program: it was seen, or the value was not read
         del error
     torch.manual_seed(0)

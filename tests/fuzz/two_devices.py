@@ -48,7 +48,7 @@ KINDS: list[Callable[[], Any]] = [
     lambda: Pair(Updating),
     lambda: Pair(Asynchronous),
     lambda: Pair(Walking),
-    lambda: Card(chips=1),  # which is behind both
+    lambda: Card(chips=1),  # the real device of both
     lambda: "torchscript",
     lambda: "eager",
 ]

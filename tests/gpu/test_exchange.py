@@ -1,4 +1,4 @@
-"""Memory of a GPU behind the device: others look at it, and its counts are PyTorch's own."""
+"""Memory of the device's GPU: others look at it, and its counts are PyTorch's own."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ Builder = Callable[[], Program]
 
 @dataclass(frozen=True)
 class Run:
-    """What one run of a program left behind, on the host."""
+    """What one run of a program has computed, on the host."""
 
     losses: list[float]
     before: dict[str, Tensor]

@@ -7,6 +7,7 @@ import os
 import shutil
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,6 +82,22 @@ def test_a_change_compiles_the_sources_that_read_it(tmp_path: Path) -> None:
     built(extension)
     (extension.sources / "more.h").write_text("// changed\n")
     assert "(1 file to compile)" in built(extension), "a header that one source reads must compile that source alone"
+
+
+def test_an_edit_during_a_build_is_not_taken_for_the_text_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = tiny(tmp_path).sources
+    run_ninja = _build._run_ninja
+
+    def edit_then_run(*arguments: Any) -> None:
+        (sources / "answer.cpp").write_text(ANSWER % 43)
+        run_ninja(*arguments)
+
+    with monkeypatch.context() as during:
+        during.setattr(_build, "_run_ninja", edit_then_run)
+        assert load(Extension("tests_native_before._tiny", sources), stream=io.StringIO()).value() == 42
+    assert load(Extension("tests_native_after._tiny", sources), stream=io.StringIO()).value() == 43
 
 
 @pytest.mark.parametrize("folder", ["plain", "a $HOME 'b"])

@@ -49,7 +49,8 @@ class OpResult:
     name: str
     modes: dict[str, ModeResult] = field(default_factory=dict)
     fallbacks: dict[str, int] = field(default_factory=dict)
-    interpreted: int = 0  # steps that the backend could not compile
+    interpreted: int = 0  # steps that no program of the backend computed
+    compiles: int = 0
 
     @property
     def failures(self) -> list[str]:

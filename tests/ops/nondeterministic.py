@@ -1,7 +1,7 @@
 """Operators whose results cannot be compared by value, and why.
 
 tarry promises the same numbers for the same seed on every run of tarry, not the numbers of the CPU generator; and
-memory that nobody wrote has no value. For these only shape, dtype and strides are compared with eager.
+memory that was never written has no value. For these only shape, dtype and strides are compared with eager.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The operators that stand for the rest where running all of them would cost more than it tells.
+"""The operators that stand for the rest where running all of them would cost more than it shows.
 
 One or more of every kind: pointwise unary and binary, reductions, views, indexing, scatter, matrix products,
 convolution and pooling, normalisation, losses, factories, sorting, linear algebra, and operators that fall back.

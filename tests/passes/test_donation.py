@@ -165,7 +165,7 @@ def test_what_fails_in_eager_is_known_to_fail(program: object) -> None:
         return  # fails while it is recorded, before there is a step
     counter.add_(1)
     graph = tarry.graph(counter, *(made if isinstance(made, tuple) else [made]), stage="optimized")
-    del made  # nobody will compute it
+    del made  # it is never computed
     assert any(index is not None for index in graph.replaces)
     assert all(index is None for index in safe_updates(graph).replaces), str(graph)
 

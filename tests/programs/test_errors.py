@@ -16,7 +16,7 @@ from tests.support import DEVICE, assert_same, dev, tarry_only
 
 USES_DEVICE = True
 
-# Kernels of the real device that lack a dtype are not here: only running them tells (see AT_RUN).
+# Kernels of the real device that lack a dtype are not here: only a run shows it (see AT_RUN).
 BAD: dict[str, Callable[[Tensor], object]] = {
     "add": lambda x: x + torch.ones(7, device=x.device),
     "mm": lambda x: x @ x,

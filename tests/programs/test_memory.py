@@ -20,7 +20,7 @@ USES_DEVICE = True
 
 
 def _growth(steps: int, warm: int) -> float:
-    """Bytes that a step of training leaves behind."""
+    """Bytes that are in use after a step of training."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.1), nn.Linear(128, 64)).to(DEVICE)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
@@ -267,7 +267,7 @@ print((resident() - before) >> 20)
 
 @tarry_only
 def test_kept_results_do_not_pin_the_memory_of_their_inputs() -> None:
-    """The one test that counts pages: the holes of a heap are nobody's allocations. 600 MB pass through."""
+    """The one test that counts pages: the holes of a heap belong to no allocation. 600 MB pass through."""
     done = subprocess.run(
         [sys.executable, "-c", KEEPS_ITS_LOSSES], capture_output=True, text=True, check=True, timeout=100
     )

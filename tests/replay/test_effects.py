@@ -1,4 +1,4 @@
-"""Calls that leave something behind besides their results: a replay would not, so they are recorded."""
+"""Calls that have effects besides their results: a replay would not, so they are recorded."""
 
 from __future__ import annotations
 

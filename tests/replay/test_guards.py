@@ -332,7 +332,7 @@ def test_a_host_tensor_that_changes_is_moved_anew() -> None:
     assert step(torch.ones((), device="tarry")).item() == 3
 
 
-# ---- gradients and results that somebody holds
+# ---- gradients and results that are held elsewhere
 
 
 def test_gradients_and_losses_that_are_held_keep_their_values() -> None:

@@ -284,7 +284,7 @@ def test_an_argument_with_a_graph() -> None:
 
 
 class Counting(torch.optim.AdamW):
-    """One of the user's own: nobody knows what it does with its count."""
+    """One of the user's own: what it does with its count is unknown."""
 
 
 def test_a_step_count_on_the_host_asks_for_capturable() -> None:

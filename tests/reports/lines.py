@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028'\"`${1}&amp;<!--"
-"""What would be markup, script or the end of a line, if somebody took it for that."""
+"""What would be markup, script or the end of a line, if it were taken for that."""
 
 
 def header(**changes: Any) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def test_a_list_that_grows_is_compiled_for_a_few_lengths(
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_comes_many_times_in_a_row_is_compiled_all_the_same(policy: Policy) -> None:
-    """A model of another depth has as many steps as anybody's: it is not the list of a generation."""
+    """A model of another depth has as many steps as any other: it is not the list of a generation."""
     with using(Walking(), policy), record() as seen:
         for depth in range(2, 16):
             for _ in range(limits.LENGTH_PERSISTENCE + 4):

@@ -17,7 +17,9 @@ import torch
 
 import tarry
 from tarry import _api
+from tarry.backends.base import Capabilities
 from tarry.events import record
+from tarry.runtime import limits
 from tarry.runtime.compile.process import CannotError, CompileProcess
 from tests.runtime.portable import Portable, using
 
@@ -216,3 +218,27 @@ def test_a_worker_does_not_outlive_a_process_that_is_killed(tmp_path: Path) -> N
         assert child.wait(300) == -signal.SIGKILL
     (compiler,) = (int(line) for line in (tmp_path / "diary").read_text().split())
     assert _gone(compiler)
+
+
+class PortableToADevice(Portable):
+    """On module level: the process that compiles imports it by its name."""
+
+    capabilities = Capabilities(asynchronous=True)
+
+
+@pytest.mark.parametrize("cores", [1, 10_000])
+def test_a_worker_is_there_before_the_first_graph_where_there_are_cores_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int
+) -> None:
+    monkeypatch.setattr(limits, "WARM_UP_CORES", cores)
+    backend = PortableToADevice(diary=tmp_path / "diary")
+    with using(backend, "background"):
+        assert tarry.wait_for_compiles(120)
+        assert len(backend.compilers()) == (1 if cores == 1 else 0)
+        if cores == 1:
+            assert backend.compilers() == [_worker()]
+            assert _compile(backend)["compile"] == 1
+            assert set(backend.compilers()) == {_worker()}
+    with using(backend, "wait"):
+        assert tarry.wait_for_compiles(120)
+    assert len(backend.compilers()) == (2 if cores == 1 else 0)

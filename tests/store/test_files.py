@@ -75,7 +75,7 @@ def test_a_program_that_cannot_be_loaded_is_rejected(tmp_path: Path) -> None:
     store.put(A, b"abc")
     with record() as seen:
         store.reject(A, "because")
-        store.reject(A, "because")  # somebody else was faster
+        store.reject(A, "because")  # another process was faster
     assert [event.fields["reason"] for event in seen] == ["because", "because"]
     assert store.get(A) is None
 

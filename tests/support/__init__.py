@@ -143,7 +143,7 @@ def assert_same(actual: Any, expected: Any, *, exact: bool = False, what: str = 
 
 
 def _read(tree: Any) -> None:
-    """Bring every tensor to the host: what only the values can tell is told when they are read."""
+    """Bring every tensor to the host: errors that depend on values are raised when they are read."""
     for leaf in tree_leaves(tree):
         if isinstance(leaf, torch.Tensor):
             leaf.cpu()

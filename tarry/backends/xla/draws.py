@@ -65,7 +65,7 @@ class Draw:
     device: torch.device
 
     def __call__(self, numbers: Sequence[Any]) -> list[torch.Tensor]:
-        # Operands only lend their sizes, strides and dtype: what is in them does not matter.
+        # Only the operands' sizes, strides and dtype count, not their contents.
         environment = {
             value: torch.empty_strided(value.type.sizes, value.type.strides, dtype=value.type.dtype, device=self.device)
             for value in self.node.operands

@@ -34,7 +34,7 @@ py::object to_object(T* borrowed) { // pybind11's own casts of these enumeration
   return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(borrowed));
 }
 
-// Enumerations travel as integers; the schema tells which they are.
+// An IValue holds an enumeration as an integer; the schema says which it is.
 py::object to_python(const c10::IValue& value, const c10::Argument& argument) {
   c10::TypePtr type = argument.real_type() ? argument.real_type() : argument.type();
   if (auto optional = type->cast<c10::OptionalType>()) {
@@ -58,7 +58,7 @@ py::object to_python(const c10::IValue& value, const c10::Argument& argument) {
 // Writes one batch down as plain Python data: see tarry/ir/build.py.
 class RawGraph {
  public:
-  RawGraph(const Batch& batch, const std::vector<int64_t>* integers) : batch_(batch), integers_(integers), ids_(batch.slots, -1) {}
+  explicit RawGraph(const Batch& batch) : batch_(batch), ids_(batch.slots, -1) {}
 
   py::dict make() {
     py::list inputs, nodes, outputs, replaces;
@@ -99,56 +99,11 @@ class RawGraph {
   }
 
  private:
-  // The next of the given integers, in the order of an Outline; or the batch's own.
-  int64_t next(int64_t own) { return integers_ ? integers_->at(position_++) : own; }
-
-  py::tuple next(c10::IntArrayRef own) {
-    std::vector<int64_t> given;
-    for (const int64_t value : own) {
-      given.push_back(next(value));
-    }
-    return to_tuple(given);
-  }
-
-  py::object layout(const Layout* layout) {
+  static py::object layout(const Layout* layout) {
     if (!layout) {
       return py::none();
     }
-    const py::tuple sizes = next(layout->sizes);
-    const py::tuple strides = next(layout->strides);
-    return py::make_tuple(to_python(layout->dtype), sizes, strides, next(layout->offset));
-  }
-
-  // A constant with the integers in it that may be others.
-  c10::IValue with_integers(const c10::IValue& value) {
-    if (value.isInt()) {
-      return next(value.toInt());
-    }
-    if (value.isIntList()) {
-      c10::List<int64_t> given;
-      for (const int64_t item : value.toIntVector()) {
-        given.push_back(next(item));
-      }
-      return given;
-    }
-    if (value.isList() && !value.toListRef().empty()) {
-      auto given = value.toList().copy();
-      for (size_t i = 0; i < given.size(); ++i) {
-        given.set(i, with_integers(given.get(i)));
-      }
-      return given;
-    }
-    return value;
-  }
-
-  py::object constant(const c10::IValue& value, const c10::Argument& argument) {
-    const bool fixed = !integers_ || (value.isInt() && is_enumeration(argument));
-    return to_python(fixed ? value : with_integers(value), argument);
-  }
-
-  py::tuple plain_number(const Node& node, const c10::IValue& value) {
-    const bool varies = integers_ && node.op->has(kShapeFromNumbers);
-    return number("number", varies ? with_integers(value) : value);
+    return py::make_tuple(to_python(layout->dtype), to_tuple(layout->sizes), to_tuple(layout->strides), layout->offset);
   }
 
   py::tuple number(const char* kind, const c10::IValue& value) {
@@ -180,14 +135,14 @@ class RawGraph {
       return number("seed", node.constants.back());
     }
     if (kind == ArgKind::Constant || value.isNone()) {
-      return py::make_tuple("const", constant(value, node.op->handle.schema().arguments()[i]));
+      return py::make_tuple("const", to_python(value, node.op->handle.schema().arguments()[i]));
     }
     if (kind == ArgKind::Number) {
-      return plain_number(node, value);
+      return number("number", value);
     }
     py::list items;
     for (const c10::IValue& item : value.toListRef()) {
-      items.append(plain_number(node, item));
+      items.append(number("number", item));
     }
     return py::make_tuple("list", items);
   }
@@ -220,7 +175,6 @@ class RawGraph {
 
   py::dict describe(const Node& node) {
     py::list outputs, mutated;
-    const py::list arguments = arguments_of(node); // first: integers are given in this order
     for (uint32_t i = 0; i < node.outputs(); ++i) {
       outputs.append(layout(node.output_layout(i)));
     }
@@ -231,7 +185,7 @@ class RawGraph {
     py::dict result;
     const auto [file, line] = site_location(node.site);
     result["op"] = node.op->name;
-    result["args"] = arguments;
+    result["args"] = arguments_of(node);
     result["outputs"] = outputs;
     result["fresh"] = node.signature->fresh.size();
     result["returned"] = returned(*node.signature);
@@ -248,8 +202,6 @@ class RawGraph {
   }
 
   const Batch& batch_;
-  const std::vector<int64_t>* integers_;
-  size_t position_ = 0;
   std::vector<int64_t> ids_;
   py::list numbers_;
 };
@@ -340,11 +292,7 @@ void bind_batch(py::module& m) {
       .def("own_inputs", &Batch::own_inputs)
       .def("numbers", &numbers_of)
       .def(
-          "raw",
-          [](const Batch& batch, const std::optional<std::vector<int64_t>>& integers) {
-            return RawGraph(batch, integers ? &*integers : nullptr).make();
-          },
-          py::arg("integers") = py::none(), "The graph as plain data; with other integers than its own, if given (see Outline).")
+          "raw", [](const Batch& batch) { return RawGraph(batch).make(); }, "The graph as plain data.")
       .def("outline", [](const Batch& batch) { return std::make_unique<Outline>(batch); })
       .def("positions", &Batch::positions)
       .def("structure", [](const Batch& batch) { return std::make_shared<Structure>(batch); })

@@ -133,12 +133,12 @@ void bind_device(py::module& m) {
         Py_XDECREF(std::exchange(memory_info_callable, callable.release().ptr()));
         set_memory_info(&call_memory_info);
       },
-      py::arg("callable"), "Sets what tells free and total memory: callable(device_index).");
+      py::arg("callable"), "Sets the source of free and total memory: callable(device_index).");
   m.def("memory_info", [](int64_t index) { return memory_info(checked_device(narrow(index))); }, py::arg("index"));
   m.def(
       "count_memory", [](int64_t index) { return static_cast<int>(exchange_counted_device(static_cast<c10::DeviceIndex>(index))); },
       py::arg("index"),
-      "From now on this thread's allocations on the CPU are the device's (-1: nobody's). Returns whose they were.");
+      "From now on this thread's allocations on the CPU are the device's (-1: no device's). Returns the device before.");
   m.def(
       "set_memory_limit", [](int64_t index, int64_t bytes) { set_memory_limit(narrow(index), bytes); }, py::arg("index"),
       py::arg("bytes"));

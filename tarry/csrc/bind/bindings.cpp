@@ -81,6 +81,7 @@ void bind_settings(py::module& m) {
   m.def("real_device", [](int index) { return real_device(static_cast<c10::DeviceIndex>(index)).str(); }, py::arg("index") = -1);
   m.def("keep_freed_memory", &keep_freed_memory);
   m.def("set_max_pending", &set_max_pending);
+  m.def("set_chunks", &set_chunks, py::arg("device"), py::arg("nodes"));
   m.def("set_small_call", &set_small_call);
   m.def("set_max_pending_bytes", &set_max_pending_bytes);
   m.def("set_forced_eager", &set_forced_eager);
@@ -102,51 +103,17 @@ void bind_settings(py::module& m) {
       "Where this thread is: the user's file and line, the library's line that it has called, the module.");
 }
 
+// By the names of tarry.metrics (_api.py adds those that follow from these).
 py::dict counters_of(int device) {
   auto& state = state_of(device);
   std::lock_guard<std::mutex> guard(state.mutex);
-  py::dict result;
-  result["record"] = state.recorded;
-  result["node_reuse"] = state.reused;
   const Executor& executor = *state.executor;
-  if (executor.speculator.used || executor.speculator.missed) {
-    result["run_ahead"] = executor.speculator.used.load();
-    result["run_ahead_miss"] = executor.speculator.missed.load();
-  }
-  if (executor.counts.submitted) {
-    result["handed_over"] = executor.counts.submitted;
-    result["overlapped"] = executor.counts.overlapped;
-  }
-  const ServedCounts& served = executor.served;
-  const std::pair<const char*, uint64_t> steps[] = {
-      {"sync", served.interpreted + served.run},
-      {"execute", served.interpreted + served.run},
-      {"reference", served.interpreted},
-      {"cache_hit", served.run}};
-  for (const auto& [name, count] : steps) {
-    if (count) {
-      result[name] = count;
-    }
-  }
-  std::map<std::string, uint64_t> fallbacks;
-  for (const auto& [place, counted] : executor.served.fallbacks) {
-    fallbacks["fallback/" + place.first->name] += counted.count;
-  }
-  for (const auto& [name, count] : fallbacks) {
-    result[name.c_str()] = count;
-  }
-  if (executor.counts.no_cores) {
-    result["run_ahead_off"] = executor.counts.no_cores;
-  }
-  return result;
-}
-
-double seconds_of(const decltype(ServedCounts::fallbacks)& fallbacks) {
-  double total = 0;
-  for (const auto& each : fallbacks) {
-    total += each.second.seconds;
-  }
-  return total;
+  using namespace pybind11::literals;
+  return py::dict(
+      "record"_a = state.recorded, "node_reuse"_a = state.reused, "run_ahead"_a = executor.speculator.used.load(),
+      "run_ahead_miss"_a = executor.speculator.missed.load(), "run_ahead_off"_a = executor.counts.no_cores,
+      "handed_over"_a = executor.counts.submitted, "overlapped"_a = executor.counts.overlapped,
+      "reference"_a = executor.served.interpreted, "cache_hit"_a = executor.served.run);
 }
 
 void bind_counters(py::module& m) {
@@ -178,17 +145,9 @@ void bind_counters(py::module& m) {
         auto& state = state_of(device);
         std::lock_guard<std::mutex> guard(state.mutex);
         const ServedCounts& served = state.executor->served;
-        py::dict result;
-        if (served.interpreted + served.run) {
-          result["sync"] = served.sync_seconds;
-          result["execute"] = served.execute_seconds;
-        }
-        if (!served.fallbacks.empty()) {
-          result["fallback"] = seconds_of(served.fallbacks);
-        }
-        return result;
+        return std::map<std::string, double>{{"sync", served.sync_seconds}, {"execute", served.execute_seconds}};
       },
-      "Time that the native part has spent on what it counts.");
+      "Time that the native part has spent on the steps that it counts.");
   m.def(
       "pending",
       [](int device) {
@@ -349,7 +308,7 @@ void bind_serving(py::module& m) {
             {"writer", Watcher::Writer}};
         set_watched(watchers.at(who), watches);
       },
-      "Whether somebody (see Watcher) has to see each step as it happens: Python then serves all of them.");
+      "Whether a Watcher has to see each step as it happens: Python then serves all of them.");
   m.def("set_compiling", &set_compiling, "Whether a backend compiles on this thread.");
   m.def("is_compiling", &is_compiling);
   m.def("set_small_step", &set_small_step, py::arg("operations"), py::arg("bytes"));
@@ -383,7 +342,6 @@ void bind_serving(py::module& m) {
 py::dict fields_of(const LoggedEvent& event) {
   static const char* const paths[] = {"reference", "native", "replayed"};
   const PlaceText place = describe_place(event.place);
-  const std::string reason = reason_text(event.reason);
   py::dict fields;
   fields["file"] = place.file;
   fields["line"] = place.line;
@@ -392,10 +350,10 @@ py::dict fields_of(const LoggedEvent& event) {
   fields["seconds"] = event.seconds;
   fields["device"] = static_cast<int>(event.device);
   if (event.kind == LoggedEvent::Kind::Read) {
-    fields["method"] = reason;
+    fields["method"] = event.reason;
     return fields;
   }
-  fields["reason"] = reason;
+  fields["reason"] = event.reason;
   fields["operations"] = event.operations;
   fields["path"] = paths[static_cast<int>(event.kind)];
   fields["start"] = perf_counter(event.began);

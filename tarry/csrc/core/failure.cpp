@@ -34,7 +34,7 @@ Owed& owed() {
 namespace py = pybind11;
 
 // Lets go of the frames that an exception has passed through, and with them of all that their variables hold: a failure may be
-// kept for as long as the tensors that it left behind. What the traceback says becomes a note.
+// kept for as long as the tensors that it has left. The text of the traceback becomes a note.
 void forget_frames(const py::object& value, const std::string& where) {
   const auto format = py::module_::import("traceback").attr("format_tb");
   const auto lines = py::str("").attr("join")(format(value.attr("__traceback__"))).cast<std::string>();

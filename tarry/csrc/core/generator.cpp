@@ -140,6 +140,11 @@ std::pair<uint64_t, uint64_t> TarryGenerator::advance(uint64_t count) {
   return {state_->seed, offset};
 }
 
+int64_t TarryGenerator::peek(uint64_t after) const {
+  std::lock_guard<std::mutex> guard(state_->mutex);
+  return derive_seed(state_->seed, state_->offset + after);
+}
+
 const at::Generator& default_generator(c10::DeviceIndex index) {
   struct Generators {
     std::mutex mutex;
@@ -154,6 +159,10 @@ const at::Generator& default_generator(c10::DeviceIndex index) {
     generator = at::make_generator<TarryGenerator>(index);
   }
   return generator;
+}
+
+int64_t next_seed(c10::DeviceIndex device, uint64_t after) {
+  return default_generator(device).get<TarryGenerator>()->peek(after);
 }
 
 int64_t draw_seed(const std::optional<at::Generator>& generator, c10::DeviceIndex device) {

@@ -46,6 +46,7 @@ struct TarryGenerator final : c10::GeneratorImpl {
   int64_t draw();
   // As `count` draws whose seeds are derive_seed(first, second), derive_seed(first, second + 1), ... of what it returns.
   std::pair<uint64_t, uint64_t> advance(uint64_t count);
+  int64_t peek(uint64_t after) const; // the seed of the draw after so many others
 
  private:
   TarryGenerator(c10::DeviceIndex device, std::shared_ptr<RandomState> state);
@@ -56,6 +57,9 @@ struct TarryGenerator final : c10::GeneratorImpl {
 
 // The device's own generator, made on first use and never destroyed. An index of -1 means the current device.
 const at::Generator& default_generator(c10::DeviceIndex index);
+
+// The seed that the device's own generator gives after so many others, without drawing it.
+int64_t next_seed(c10::DeviceIndex device, uint64_t after);
 
 // The seed for one random operator on `device`, from the generator the user gave or from the device's own.
 int64_t draw_seed(const std::optional<at::Generator>& generator, c10::DeviceIndex device);

@@ -122,7 +122,7 @@ enum class Contents : uint8_t {
   Failed, // could not be computed: reading raises `failure` until all of it is overwritten
 };
 
-// Who looks at a storage's data from outside of tarry (device/lend.h). While anybody does, nothing that reads or writes the storage is
+// Tensors outside of tarry that look at a storage's data (device/lend.h). While there is one, nothing that reads or writes the storage is
 // recorded.
 struct Loans {
   std::atomic<int64_t> count{0};
@@ -138,7 +138,7 @@ struct TarryStorage final : c10::StorageImpl {
   // Takes on another home layout and its size; the caller sets the contents.
   void become(const Layout* layout);
   void
-  note_stored(); // after each change of `data` or `home`: counts what is stored. Under the lock, or before anybody knows the storage
+  note_stored(); // after each change of `data` or `home`: counts what is stored. Under the lock, or before another thread knows the storage
 
   DeviceState* const state;
   const uint64_t serial; // no two storages of a process have the same; later ones have greater ones
@@ -155,7 +155,7 @@ struct TarryStorage final : c10::StorageImpl {
   // Once it was pending, a storage has a weak reference to itself until it is released: without any, c10 would delete it without
   // looking whether a thread that holds the device's lock has taken a weak reference meanwhile.
   bool keeps_count = false;
-  std::shared_ptr<Loans> loans; // null if nobody outside of tarry has ever looked at `data`
+  std::shared_ptr<Loans> loans; // null if none was ever made
   at::Tensor lent;              // such a look that lasts as long as the storage
   bool is_lent() const { return loans && loans->count.load(std::memory_order_acquire) > 0; }
   TarryStorage** claim = nullptr; // the root of the batch in flight that will fill this storage, to be cleared on death
@@ -264,11 +264,15 @@ at::Tensor materialise(const at::Tensor& tensor, const char* reason);
 at::Tensor materialise_for_reading(const at::Tensor& tensor, const char* reason);
 // As above, for writing: nothing else sees the buffer.
 at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason);
-// As above; with `is_shared`, others may see the buffer, and shall see what is written.
+// As above; with `is_shared`, others may see the buffer, and have to see what is written.
 at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason, bool is_shared);
 at::Tensor clone_exactly(const at::Tensor& tensor); // same strides
 at::Tensor alias(const at::Tensor& tensor);         // another tensor over the same storage, as detach() makes it
 at::Tensor view_as_layout(const at::Tensor& home, const Layout* layout);
+// Not by as_strided(): the caller knows the bounds. Perhaps of another dtype over the same bytes.
+at::Tensor view_of(
+    const at::Tensor& tensor, caffe2::TypeMeta dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset);
+at::Tensor empty_real(const Layout* home, const DeviceState& state); // uninitialised, on the real device
 
 // Data made by a backend on another device are moved when they are next needed. A tensor on the meta device stands for data
 // that only the backend can read: the Python runtime makes a tensor of them.
@@ -282,7 +286,7 @@ struct PlainDispatch {
       c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset};
 };
 
-// The real device behind tarry:index; -1 is the current one.
+// The real device of tarry:index; -1 is the current one.
 c10::Device real_device(c10::DeviceIndex index = -1);
 // What its backend says of it: whether results are data that only the backend can read, and whether they may be there later than
 // the program returns (Capabilities in backends/base.py).

@@ -82,6 +82,15 @@ void append_numbers(const Node& node, std::vector<c10::IValue>& found) {
   });
 }
 
+int64_t seed_among_numbers(const Node& node) {
+  int64_t k = 0, found = -1;
+  visit_numbers(node, [&](size_t constant, int64_t) {
+    found = node.op->has(kRandom) && constant == node.constants.size() - 1 ? k : found;
+    ++k;
+  });
+  return found;
+}
+
 size_t count_numbers(const Node& node) {
   size_t count = 0;
   visit_numbers(node, [&count](size_t, int64_t) { ++count; });

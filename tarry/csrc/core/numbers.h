@@ -15,6 +15,7 @@ bool same_double(double a, double b);
 at::Tensor wrapped_number(const at::Scalar& value);
 
 void append_numbers(const Node& node, std::vector<c10::IValue>& found);
+int64_t seed_among_numbers(const Node& node); // which of them it is; -1 if there is none
 size_t count_numbers(const Node& node);
 void set_number(Node& node, size_t which, double number);
 

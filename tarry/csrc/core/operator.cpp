@@ -142,7 +142,7 @@ Operator::Operator(c10::OperatorHandle h, uint32_t flags) : handle(h), flags(fla
   }
   takes_lists = name.rfind("aten::_foreach_", 0) == 0;
   counts_versions = mutates && takes_lists;
-  // Integers beside tensors are sizes, which shape inference tells. An operator that neither gives nor changes a tensor
+  // Integers beside tensors are sizes, which shape inference knows. An operator that neither gives nor changes a tensor
   // acts by a side effect or reads data.
   bool has_tensor = false, only_known = true;
   for (const c10::Argument& result : schema.returns()) {

@@ -350,16 +350,24 @@ void set_failed(TarryStorage* storage, FailurePtr failure, Graveyard& graveyard)
 
 // ---- real tensors
 
-// Not by as_strided(): the recorder has checked the bounds, and this is called for each view that a node takes.
-at::Tensor view_as_layout(const at::Tensor& home, const Layout* layout) {
-  if (layout->describes(home.unsafeGetTensorImpl())) {
-    return home;
-  }
-  // Perhaps of another dtype over the same bytes (view_as_real, view(dtype), a storage read as bytes).
+at::Tensor view_of(
+    const at::Tensor& tensor, caffe2::TypeMeta dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset) {
   auto view = at::detail::make_tensor<c10::TensorImpl>(
-      c10::TensorImpl::VIEW, c10::Storage(home.storage()), home.key_set(), c10::scalarTypeToTypeMeta(layout->dtype));
-  view.unsafeGetTensorImpl()->set_sizes_and_strides(layout->sizes, layout->strides, layout->offset);
+      c10::TensorImpl::VIEW, c10::Storage(tensor.storage()), tensor.key_set(), dtype);
+  view.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
   return view;
+}
+
+// The recorder has checked the bounds. Called for each view that a node takes.
+at::Tensor view_as_layout(const at::Tensor& home, const Layout* layout) {
+  return layout->describes(home.unsafeGetTensorImpl())
+      ? home
+      : view_of(home, c10::scalarTypeToTypeMeta(layout->dtype), layout->sizes, layout->strides, layout->offset);
+}
+
+at::Tensor empty_real(const Layout* home, const DeviceState& state) {
+  const CountedMemory counted(state.index);
+  return at::empty_strided(home->sizes, home->strides, at::TensorOptions().dtype(home->dtype).device(real_device(state.index)));
 }
 
 at::Tensor on_real_device(at::Tensor data, const DeviceState& state) {
@@ -401,11 +409,7 @@ at::Tensor settled_data(TarryStorage* storage, const char* reason) {
     TORCH_CHECK(attempt < 1000, "tarry: a tensor is written by another thread faster than it can be computed");
     request_sync(storage->state->index, reason);
   }
-  const Layout* home = storage->home;
-  const CountedMemory counted(storage->state->index);
-  auto fresh = at::empty_strided(
-      home->sizes, home->strides, at::TensorOptions().dtype(home->dtype).device(real_device(storage->state->index)));
-  Graveyard graveyard;
+  at::Tensor fresh = empty_real(storage->home, *storage->state);
   std::lock_guard<std::mutex> guard(storage->state->mutex);
   if (storage->contents() == Contents::Uninitialised) {
     storage->data = fresh;
@@ -431,7 +435,7 @@ at::Tensor settle(TarryStorage* storage, const char* reason) {
     std::lock_guard<std::mutex> guard(storage->state->mutex);
     if (!storage->value.node) {
       set_data(storage, data, graveyard);
-      storage->loans.reset(); // those see the memory of the device that was behind this one before
+      storage->loans.reset(); // those see the memory of the real device before
       graveyard.tensors.push_back(std::move(storage->lent));
     }
   }
@@ -497,8 +501,7 @@ at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason, b
   // This handle and the storage's own: any other owner would see the write.
   if (!is_shared && (backends_own || data.use_count() > 2 || data.storage().use_count() > 1)) {
     const CountedMemory counted(storage->state->index);
-    at::Tensor copy = at::empty_strided(data.sizes(), data.strides(), data.options());
-    copy.copy_(data);
+    at::Tensor copy = clone_exactly(data);
     Graveyard graveyard;
     std::lock_guard<std::mutex> guard(storage->state->mutex);
     set_data(storage, copy, graveyard);

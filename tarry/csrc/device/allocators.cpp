@@ -69,7 +69,7 @@ struct DeviceMemory final : c10::DeviceAllocator {
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex index) { return memory_info(checked_device(index)); }
 
  private:
-  // The GPU's allocator, if a GPU is behind the device and has been used.
+  // The GPU's allocator, if the real device is a GPU that has been used.
   static c10::DeviceAllocator* gpu_of(c10::DeviceIndex index) {
     const c10::Device real = real_device(index);
     auto* found = real.is_cuda() ? dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(real.type())) : nullptr;

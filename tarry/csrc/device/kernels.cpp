@@ -368,10 +368,8 @@ at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking) 
   raise_owed();
   if (may_replace(self, *storage)) {
     mark_used();
-    const Layout* home = storage->home;
     const CountedMemory counted(storage->state->index);
-    at::Tensor real = at::empty_strided(
-        home->sizes, home->strides, at::TensorOptions().dtype(home->dtype).device(real_device(storage->state->index)));
+    at::Tensor real = empty_real(storage->home, *storage->state);
     fill_from(real, source);
     trace_upload(*storage, source);
     Graveyard graveyard;
@@ -574,9 +572,7 @@ void resize_storage(c10::StorageImpl* raw, size_t nbytes) {
   }
   at::Tensor fresh;
   if (old.defined()) {
-    const CountedMemory counted(storage->state->index);
-    fresh = at::empty_strided(
-        home->sizes, home->strides, at::TensorOptions().dtype(home->dtype).device(real_device(storage->state->index)));
+    fresh = empty_real(home, *storage->state);
     const auto kept = static_cast<int64_t>(std::min(nbytes, storage->nbytes()));
     view_as_layout(fresh, flat_layout(at::kByte, kept)).copy_(view_as_layout(old, flat_layout(at::kByte, kept)));
   }

@@ -1,6 +1,6 @@
 // Tensors of the real device that share memory with tarry's: what DLPack and __cuda_array_interface__ hand out.
 //
-// Whoever has such a tensor reads and writes its memory when it likes, so nothing about the storage may be deferred: as long as
+// The holder of such a tensor may read and write its memory at any time, so nothing about the storage may be deferred: as long as
 // any is alive, operators that read or write the storage run at once, on that memory (record.cpp). They see what was written there
 // before the call, and what they write can be seen after it, as in eager PyTorch. Afterwards the storage is as any other.
 #pragma once

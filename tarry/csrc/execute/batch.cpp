@@ -106,7 +106,7 @@ std::shared_ptr<Batch> collect(DeviceState& state) {
   gather(*batch);
   for (Root& root : batch->roots) {
     if (root.storage->claim) {
-      *root.storage->claim = nullptr; // of an earlier batch that somebody still holds: it must not touch the storage again
+      *root.storage->claim = nullptr; // of an earlier batch that still exists: it must not touch the storage again
     }
     root.storage->claim = &root.storage;
   }

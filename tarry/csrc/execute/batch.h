@@ -66,7 +66,7 @@ struct Batch {
   Hash128 place() const;
   // The tensors of the leaves, in order, as aliases: a tensor that Python has seen keeps a reference to itself, and its buffer
   // could never be known to be unshared again. Inputs in `update` (positions) are to be written: they get a buffer of their
-  // own if anybody else can see theirs; with `preserve`, there is a copy of the others. See `originals`.
+  // own if theirs has another user; with `preserve`, there is a copy of the others. See `originals`.
   std::vector<at::Tensor> inputs(const std::vector<int64_t>& update, bool preserve);
   // A program that was to write these inputs has failed. Inputs become what they were; those that it has written to are lost.
   // Called where the exception is handled; the failure belongs to the thread `lane`.
@@ -96,7 +96,7 @@ struct Batch {
   void release_nodes(bool quiet, std::vector<NodePtr>& history, Graveyard& graveyard);
   void separate(std::vector<at::Tensor>& outputs, const std::vector<bool>& given) const;
 
-  // What slot_of() looks up. Nodes of other epochs are results that an earlier batch has left behind: few.
+  // What slot_of() looks up. Nodes of other epochs are results that an earlier batch has left: few.
   uint64_t indexed_epoch_ = 0;
   std::vector<uint32_t> slots_by_position_;
   ska::flat_hash_map<const Node*, uint32_t> older_slots_;
@@ -125,7 +125,7 @@ struct Structure {
 
 // No step may be in flight. Takes a snapshot of all pending storages and starts a new epoch; null if nothing is pending.
 std::shared_ptr<Batch> collect(DeviceState& state);
-// The graph behind some tensors, without starting a new epoch.
+// The graph that would compute some tensors, without starting a new epoch.
 std::shared_ptr<Batch> peek(const std::vector<at::Tensor>& tensors);
 // The same batch with nodes of its own and without storages, which the recorder does not come across again.
 std::shared_ptr<Batch> copy_batch(const Batch& batch);

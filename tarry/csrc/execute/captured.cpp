@@ -17,22 +17,16 @@ constexpr size_t kSmall = 32; // bytes: a number or a few
 // than that will be let go of before the device is missed.
 constexpr size_t kWorthMoving = 16 << 20;
 
-// The same part of another storage.
-at::Tensor over(const c10::Storage& storage, const at::Tensor& like) {
-  auto made = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(storage), like.key_set(), like.dtype());
-  made.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
-  return made;
+// The part of the storage of `whole` that `like` is of its own.
+at::Tensor over(const at::Tensor& whole, const at::Tensor& like) {
+  return view_of(whole, like.dtype(), like.sizes(), like.strides(), like.storage_offset());
 }
 
 // All of a tensor's storage, in elements that are copied fast.
 at::Tensor contents(const at::Tensor& tensor) {
   const size_t bytes = tensor.storage().nbytes();
-  const bool words = bytes % sizeof(double) == 0;
-  auto made = at::detail::make_tensor<c10::TensorImpl>(
-      c10::TensorImpl::VIEW, c10::Storage(tensor.storage()), tensor.key_set(),
-      words ? caffe2::TypeMeta::Make<double>() : caffe2::TypeMeta::Make<uint8_t>());
-  made.unsafeGetTensorImpl()->set_sizes_contiguous(c10::IntArrayRef{static_cast<int64_t>(words ? bytes / sizeof(double) : bytes)});
-  return made;
+  const Layout* layout = flat_home(c10::kDouble, bytes);
+  return view_of(tensor, c10::scalarTypeToTypeMeta(layout->dtype), layout->sizes, layout->strides, 0);
 }
 
 std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& tensors) {
@@ -123,7 +117,7 @@ void CapturedProgram::let_go_of_results() const {
     c10::StorageImpl* theirs = held[k].storage().unsafeGetStorageImpl();
     c10::StorageImpl* ours = copies[k].storage().unsafeGetStorageImpl();
     ours->set_data_ptr_noswap(theirs->set_data_ptr(ours->set_data_ptr(c10::DataPtr())));
-    parts_.results[places[k]] = over(copies[k].storage(), held[k]);
+    parts_.results[places[k]] = over(copies[k], held[k]);
   }
 }
 
@@ -176,7 +170,7 @@ std::vector<at::Tensor> CapturedProgram::run(std::vector<at::Tensor> inputs, con
   std::vector<at::Tensor> outputs;
   for (size_t i = 0; i < parts_.results.size(); ++i) {
     const at::Tensor& result = parts_.results[i];
-    outputs.push_back(!result.defined() || lent_[i] ? result : over(copies_of({result})[0].storage(), result));
+    outputs.push_back(!result.defined() || lent_[i] ? result : over(copies_of({result})[0], result));
   }
   return outputs;
 }

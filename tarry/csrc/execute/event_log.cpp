@@ -19,7 +19,6 @@ struct Log {
   std::vector<LoggedEvent> ring;
   uint64_t written = 0;
   uint64_t taken = 0;
-  std::vector<std::string> reasons;
 };
 
 Log& event_log() {
@@ -28,16 +27,6 @@ Log& event_log() {
 }
 
 std::atomic<bool> logging{false};
-
-uint32_t intern_reason(Log& log, const char* reason) {
-  for (uint32_t i = 0; i < log.reasons.size(); ++i) { // there are a dozen
-    if (log.reasons[i] == reason) {
-      return i;
-    }
-  }
-  log.reasons.emplace_back(reason);
-  return static_cast<uint32_t>(log.reasons.size() - 1);
-}
 
 } // namespace
 
@@ -64,8 +53,8 @@ void log_event(LoggedEvent event, const char* reason) {
     if (log.ring.empty()) {
       return;
     }
-    event.reason = intern_reason(log, reason);
-    log.ring[log.written++ % kCapacity] = event;
+    event.reason = reason;
+    log.ring[log.written++ % kCapacity] = std::move(event);
     many = (log.written - log.taken) % kMany == 0;
   }
   if (many) {
@@ -88,12 +77,6 @@ LoggedEvents take_events() {
     found.events.push_back(log.ring[log.taken % kCapacity]);
   }
   return found;
-}
-
-std::string reason_text(uint32_t reason) {
-  Log& log = event_log();
-  std::lock_guard<std::mutex> guard(log.mutex);
-  return log.reasons.at(reason);
 }
 
 ReadTimer::ReadTimer() : is_on_(is_logging() || has_watcher(Watcher::Subscriber)) {

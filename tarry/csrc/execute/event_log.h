@@ -24,7 +24,7 @@ struct LoggedEvent {
   enum class Kind : uint8_t { Reference, Native, Replayed, Read }; // of a step: what computed it
   Kind kind;
   int8_t device;
-  uint32_t reason;     // see reason_text()
+  std::string reason = {};
   uint64_t thread = 0; // as threading.get_ident() gives it
   uint32_t operations = 0;
   Place place;
@@ -37,14 +37,13 @@ struct LoggedEvent {
 
 void set_logging(bool on); // drops what is logged if it is turned off
 bool is_logging();
-// From any thread, without a lock. The oldest event is overwritten if nobody takes them (the Python runtime is asked to when there are many).
+// From any thread, without a lock. If Python does not take them (request_flush() asks for it when there are many), the oldest are overwritten.
 void log_event(LoggedEvent event, const char* reason);
 struct LoggedEvents {
   std::vector<LoggedEvent> events;
   uint64_t lost = 0; // overwritten since the last time
 };
 LoggedEvents take_events();
-std::string reason_text(uint32_t reason);
 
 // Around a read of a value: `done()` once the program has it.
 class ReadTimer {

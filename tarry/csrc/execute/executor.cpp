@@ -44,7 +44,7 @@ std::vector<Node*> leaves_replaced(const AsyncStep& step) {
   return found;
 }
 
-// Values that another step left behind are inputs of this batch only: nothing like it will come again.
+// Values that another step has left are inputs of this batch only: nothing like it will come again.
 bool comes_again(const Batch& batch) {
   return !batch.replayed &&
       std::none_of(batch.order.begin(), batch.order.end(), [](const NodePtr& node) { return node->results != nullptr; });

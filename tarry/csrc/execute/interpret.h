@@ -80,7 +80,7 @@ class Interpreter {
   Batch& batch_;
   const c10::Device device_;
   const bool interruptible_;
-  const bool profiled_; // each node has a row in somebody's profile
+  const bool profiled_; // a profiler records: each node has a row
   std::vector<at::Tensor> values_;
   std::vector<uint32_t> uses_; // edges and roots that still need the value
   torch::jit::Stack stack_;

@@ -6,6 +6,9 @@
 
 namespace tarry {
 
+namespace {
+
+// Whether an integer argument is an enumeration's: those are part of the tags.
 bool is_enumeration(const c10::Argument& argument) {
   c10::TypePtr type = argument.real_type() ? argument.real_type() : argument.type();
   if (auto optional = type->cast<c10::OptionalType>()) {
@@ -14,8 +17,6 @@ bool is_enumeration(const c10::Argument& argument) {
   const auto kind = type->kind();
   return kind == c10::TypeKind::ScalarTypeType || kind == c10::TypeKind::LayoutType || kind == c10::TypeKind::MemoryFormatType;
 }
-
-namespace {
 
 class Writer {
  public:

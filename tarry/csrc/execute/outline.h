@@ -2,7 +2,7 @@
 //
 // The outline of a batch is everything that identifies its program (see Structure), in two lists: `tags` is all but its integers,
 // `integers` are the sizes, strides and offsets of all layouts and the integer arguments of all operators. The raw graph that
-// Python is given (bind/bind_batch.cpp) has its integers in the same order, so that it can be written down for other integers, too.
+// Python is given (bind/bind_batch.cpp) has its integers in the same order: with_integers() (ir/raw.py) puts others in their place.
 //
 // A SizeTemplate says how the integers of batches with the same tags hang together: each is a polynomial of a few of them, the
 // symbols. It was guessed from examples, and is never trusted: a batch is computed by a template's program only if every
@@ -28,7 +28,7 @@ struct Outline {
   std::vector<const Operator*> operators; // tags have the hashes of their names
   std::vector<int64_t> integers;          // first those of the inputs: sizes, strides, offset of each
   std::vector<uint32_t> ranks;            // of the inputs
-  bool comes_again = true; // false: it has values that another batch left behind, or arguments that no outline can hold
+  bool comes_again = true;                // false: it has values that another batch has left, or arguments that no outline can hold
 };
 
 struct SizeTemplate {
@@ -40,8 +40,5 @@ struct SizeTemplate {
   // so that no symbol stands for them.
   std::optional<std::vector<int64_t>> match(const std::vector<int64_t>& integers) const;
 };
-
-// Whether an integer argument is an enumeration's: those are part of the tags.
-bool is_enumeration(const c10::Argument& argument);
 
 } // namespace tarry

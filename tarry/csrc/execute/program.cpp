@@ -4,12 +4,12 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/TensorImpl.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "core/fault.h"
+#include "core/graph.h"
 
 namespace tarry {
 
@@ -69,19 +69,18 @@ Caller caller_for(size_t pointers) {
                         : &call_kernel<LaunchList::kMaxPointers>;
 }
 
-at::Tensor view_of(const at::Tensor& source, c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset) {
-  auto view = at::detail::make_tensor<c10::TensorImpl>(
-      c10::TensorImpl::VIEW, c10::Storage(source.storage()), source.key_set(), source.dtype());
-  view.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset + source.storage_offset());
-  return view;
-}
-
 c10::DimVector picked(const std::vector<int64_t>& integers, const std::vector<int64_t>& positions) {
   c10::DimVector found;
   for (const int64_t position : positions) {
     found.push_back(integers[position]);
   }
   return found;
+}
+
+at::Tensor make_view(const LaunchList::Instruction& view, const at::Tensor& source, const std::vector<int64_t>& integers) {
+  const int64_t offset = source.storage_offset() + (view.varies ? integers[view.offset] : view.offset);
+  return view.varies ? view_of(source, source.dtype(), picked(integers, view.sizes), picked(integers, view.strides), offset)
+                     : view_of(source, source.dtype(), view.sizes, view.strides, offset);
 }
 
 void call_operator(const LaunchList::Instruction& call, std::vector<at::Tensor>& registers) {
@@ -175,13 +174,9 @@ std::vector<at::Tensor> LaunchList::run(std::vector<at::Tensor> inputs, const st
             ? at::detail::empty_strided_cpu(picked(integers, step.sizes), picked(integers, step.strides), step.dtype)
             : at::detail::empty_strided_cpu(step.sizes, step.strides, step.dtype);
         break;
-      case Instruction::Kind::View: {
-        const at::Tensor& source = registers[step.sources[0]];
-        registers[step.targets[0]] = step.varies
-            ? view_of(source, picked(integers, step.sizes), picked(integers, step.strides), integers[step.offset])
-            : view_of(source, step.sizes, step.strides, step.offset);
+      case Instruction::Kind::View:
+        registers[step.targets[0]] = make_view(step, registers[step.sources[0]], integers);
         break;
-      }
       case Instruction::Kind::Kernel:
         for (size_t i = 0; i < step.sources.size(); ++i) {
           pointers[i] = registers[step.sources[i]].data_ptr();

@@ -68,7 +68,7 @@ class LaunchList final : public Program {
   };
   struct Instruction {
     enum class Kind { Allocate, View, Kernel, Call, Move } kind;
-    std::vector<uint32_t> targets; // registers that are written; kNowhere: a result that nobody wants
+    std::vector<uint32_t> targets; // registers that are written; kNowhere: an unused result
     std::vector<uint32_t> sources;
     std::vector<uint32_t> drops;         // registers that are dead afterwards
     std::vector<uint32_t> overwrites;    // those among the registers it writes whose memory is an input's
@@ -150,7 +150,7 @@ class Sequence final : public Program {
   struct Call {
     std::shared_ptr<const Program> program; // takes its inputs wherever they lie
     std::vector<uint32_t> takes;            // registers
-    std::vector<int32_t> gives;             // registers; negative: a result that nobody wants
+    std::vector<int32_t> gives;             // registers; negative: an unused result
     std::vector<uint32_t> numbers;          // those of the sequence that are the program's
     std::vector<uint32_t> drops;            // registers that are dead afterwards
     std::vector<int32_t> updates;           // per result: which of its inputs it is written into; negative: none

@@ -7,7 +7,7 @@
 //     is native and has run before. Its entry is READY, which it stays; runtime/entry.py forgets both together;
 //   - by the reference path, if Python has said that it does nothing else with batches of this structure for now: a program is
 //     being made of them, or there will be none (remember_reference()).
-// All other batches are handed to the Python runtime, and so is everything while somebody has to see each step.
+// All other batches are handed to the Python runtime, and so is everything while a Watcher has to see each step.
 #pragma once
 
 #include <mutex>

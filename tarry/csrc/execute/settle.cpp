@@ -1,4 +1,4 @@
-// What a batch leaves behind on the reference path if a node fails, or if it is interrupted: see failure.h for the law.
+// What a batch leaves on the reference path if a node fails, or if it is interrupted: see failure.h for the law.
 #include "core/numbers.h"
 #include "execute/executor.h"
 #include "execute/interpret.h"

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "execute/batch.h"
+#include "core/generator.h"
 #include "core/numbers.h"
 #include "device/host_memory.h"
 
@@ -94,7 +95,6 @@ void Speculator::set_inputs(const Batch& batch) {
   }
   for (const uint32_t k : parts.seeds) {
     last = std::max(last, numbers.at(k));
-    expected_.predicts = false; // a seed is drawn when its operator is recorded
   }
   expected_.complete_at = last + 1;
 }
@@ -199,20 +199,27 @@ bool Speculator::fill(Speculation& made, uint32_t until, Held& held) {
     }
   }
   made.program = expected_.program;
+  uint64_t to_come = 0; // operators that will draw
   for (const NodePtr& node : expected_.order) {
     if (node->results) {
       return false;
     }
-    if (!node->is_leaf()) {
-      append_numbers(*node, made.numbers); // of nodes that are still to come: those of the last step
+    if (node->is_leaf()) {
+      continue;
+    }
+    const size_t first = made.numbers.size();
+    append_numbers(*node, made.numbers); // of nodes that are still to come: those of the last step, but for seeds
+    const int64_t seed = node->epoch == state_.epoch ? -1 : seed_among_numbers(*node);
+    if (seed >= 0 && made.numbers[first + seed].toInt() != kNoSeed) {
+      made.numbers[first + seed] = next_seed(state_.index, to_come++);
     }
   }
   const bool predicts = until < expected_.complete_at;
+  made.predicted = predicts;
   for (size_t i = 0; i < expected_.inputs.size(); ++i) {
     const Node& leaf = *expected_.inputs[i];
     at::Tensor data = leaf.epoch == state_.epoch ? leaf.data : at::Tensor();
     if (!data.defined() && predicts) {
-      made.predicted = true;
       data = predict(leaf, expected_.uploads[i], held);
       if (!data.defined()) {
         launch_at_ = expected_.complete_at; // wait until it is recorded

@@ -11,7 +11,7 @@ namespace tarry {
 namespace {
 
 std::atomic<int64_t> max_pending_bytes{64 << 20};
-constexpr int64_t kCutsBetweenTrims = 4; // two steps are held at once: the next ones shall find their memory
+constexpr int64_t kCutsBetweenTrims = 4; // two steps are held at once, and the next ones need the same memory
 constexpr double kPatience = 2.0;        // by which the budget may be exceeded until a good place comes
 
 int64_t allowed_bytes(const DeviceBytes& bytes) {

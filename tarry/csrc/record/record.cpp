@@ -22,34 +22,45 @@ namespace tarry {
 namespace {
 
 std::atomic<uint32_t> max_pending{100000};
+std::array<std::atomic<uint32_t>, kMaxDevices> chunks{}; // nodes of a chunk, per device; 0: steps are recorded whole
 thread_local int32_t current_region = 0;
 // Per device, the last epoch in which this thread has recorded something that may fail.
 thread_local std::array<uint64_t, kMaxDevices> epochs_with_failures{};
 
-NodePtr take_candidate(DeviceState& state, uint32_t position) {
-  return position < state.history.size() ? std::move(state.history[position]) : NodePtr();
+// The node at the next place in the program: the one that the last step had there, if `fits(node)`, or else a new one, for the
+// caller to fill in.
+struct NextNode {
+  NodePtr node;
+  bool is_new;
+};
+template <typename Fits>
+NextNode next_node(DeviceState& state, Graveyard& graveyard, const Fits& fits) {
+  const uint32_t position = state.position++;
+  NextNode next{position < state.history.size() ? std::move(state.history[position]) : NodePtr(), false};
+  if (next.node && fits(*next.node)) {
+    ++state.reused;
+  } else {
+    graveyard.nodes.push_back(std::exchange(next.node, c10::make_intrusive<Node>()));
+    next.is_new = true;
+  }
+  next.node->epoch = state.epoch;
+  next.node->position = position;
+  return next;
 }
 
 // A node that stands for the arbitrary contents of a fresh storage.
 NodePtr empty_node(DeviceState& state, const Layout* home, Graveyard& graveyard) {
   static const Operator* op = find_operator("aten::empty_strided", "");
-  const uint32_t position = state.position++;
   const Hash128 hash = mix(op->hash, home->hash);
-  NodePtr node = take_candidate(state, position);
-  if (node && node->op == op && node->hash == hash && node->signature->fresh[0] == home && node->region == current_region) {
-    ++state.reused;
-    node->epoch = state.epoch;
-    node->position = position;
-    node->site = 0;
-    node->lane = current_lane();
-    return node;
-  }
-  graveyard.nodes.push_back(std::move(node));
-  node = c10::make_intrusive<Node>();
-  node->op = op;
+  auto [node, is_new] = next_node(state, graveyard, [&](const Node& last) {
+    return last.op == op && last.hash == hash && last.signature->fresh[0] == home && last.region == current_region;
+  });
+  node->site = 0;
   node->lane = current_lane();
-  node->epoch = state.epoch;
-  node->position = position;
+  if (!is_new) {
+    return std::move(node);
+  }
+  node->op = op;
   node->region = current_region;
   node->type_hash = node->hash = hash;
   auto& signature = state.signatures[node->type_hash];
@@ -65,7 +76,7 @@ NodePtr empty_node(DeviceState& state, const Layout* home, Graveyard& graveyard)
       c10::IValue(),
       c10::IValue(c10::Device(c10::DeviceType::PrivateUse1, state.index)),
       c10::IValue()};
-  return node;
+  return std::move(node);
 }
 
 } // namespace
@@ -83,18 +94,12 @@ Value current_value(TarryStorage* storage, Graveyard& graveyard) {
   if (storage->leaf && storage->leaf_epoch == state.epoch) {
     return {storage->leaf, 0};
   }
-  const uint32_t position = state.position++;
-  NodePtr node = take_candidate(state, position);
-  if (node && node->is_leaf() && node->leaf_layout == storage->home) {
-    ++state.reused;
-  } else {
-    graveyard.nodes.push_back(std::move(node));
-    node = c10::make_intrusive<Node>();
+  auto [node, is_new] = next_node(
+      state, graveyard, [&](const Node& last) { return last.is_leaf() && last.leaf_layout == storage->home; });
+  if (is_new) {
     node->leaf_layout = storage->home;
     node->hash = mix(Hash128(), storage->home->hash);
   }
-  node->epoch = state.epoch;
-  node->position = position;
   graveyard.tensors.push_back(std::move(node->data));
   node->data = storage->data;
   node->steady = node->source._unsafe_get_target() == storage;
@@ -170,6 +175,11 @@ const char* why_cut(const Scan& scan) {
   DeviceState& state = *scan.state;
   if (C10_UNLIKELY(state.position >= max_pending.load(std::memory_order_relaxed))) {
     return "node cap";
+  }
+  // A call that may be replayed is recorded whole.
+  const uint32_t chunk = chunks[state.index].load(std::memory_order_relaxed);
+  if (C10_UNLIKELY(chunk != 0 && state.position >= chunk) && !has_watcher(Watcher::Observer)) {
+    return "chunk";
   }
   const bool reads_pending = std::any_of(scan.tensors.begin(), scan.tensors.end(), [&](const TensorArgument& argument) {
     return argument.storage->value.node && !is_discarded(scan, argument);
@@ -276,34 +286,28 @@ NodePtr make_node(Scan& scan, const Signature* signature, uint32_t site, Graveya
     hash = mix(mix(hash, value.node->hash.lo + value.output), value.node->hash.hi + (argument.view ? argument.view->hash.hi : 0));
     edges.push_back({std::move(value.node), value.output, argument.view});
   }
-  const uint32_t position = state.position++;
   ++state.recorded;
-  NodePtr node = take_candidate(state, position);
-  const bool reusable = node && node->op == &scan.op && node->type_hash == scan.hash && node->edges.size() == edges.size() &&
-      node->region == current_region && node->signature == signature &&
-      std::equal(edges.begin(), edges.end(), node->edges.begin(),
-                 [](const Edge& a, const Edge& b) { return a.node == b.node && a.output == b.output && a.view == b.view; }) &&
-      same_call(*node, scan.slots, scan.constants);
-  if (reusable) {
-    ++state.reused;
-    node->constants = std::move(scan.constants);
-  } else {
-    graveyard.nodes.push_back(std::move(node));
-    node = c10::make_intrusive<Node>();
+  auto [node, is_new] = next_node(state, graveyard, [&](const Node& last) {
+    return last.op == &scan.op && last.type_hash == scan.hash && last.edges.size() == edges.size() &&
+        last.region == current_region && last.signature == signature &&
+        std::equal(
+               edges.begin(), edges.end(), last.edges.begin(),
+               [](const Edge& a, const Edge& b) { return a.node == b.node && a.output == b.output && a.view == b.view; }) &&
+        same_call(last, scan.slots, scan.constants);
+  });
+  node->constants = std::move(scan.constants);
+  if (is_new) {
     node->op = &scan.op;
     node->signature = signature;
     node->type_hash = scan.hash;
     node->hash = hash;
     node->region = current_region;
     node->edges = std::move(edges);
-    node->constants = std::move(scan.constants);
     node->slots = std::move(scan.slots);
     if (scan.op.mutates) {
       node->mutations = mutations_of(scan);
     }
   }
-  node->epoch = state.epoch;
-  node->position = position;
   node->site = site;
   node->lane = current_lane();
   node->may_fail = may_fail;
@@ -315,7 +319,7 @@ NodePtr make_node(Scan& scan, const Signature* signature, uint32_t site, Graveya
     mutation.discards = discards[mutation.edge];
     set_pending(scan.tensors[mutation.edge].storage, node, output++, graveyard);
   }
-  return node;
+  return std::move(node);
 }
 
 c10::IValue make_result(const Scan& scan, const Signature& signature, size_t& item, c10::ArrayRef<StoragePtr> storages) {
@@ -544,6 +548,10 @@ void record(const Operator& op, torch::jit::Stack* stack) {
 
 void set_max_pending(uint32_t nodes) {
   max_pending = nodes;
+}
+
+void set_chunks(c10::DeviceIndex device, uint32_t nodes) {
+  chunks.at(device) = nodes;
 }
 
 bool may_be_taken_back(const DeviceState& state) {

@@ -13,6 +13,9 @@ void record(const Operator& op, torch::jit::Stack* stack);
 void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reason);
 
 void set_max_pending(uint32_t nodes);
+// While it is not 0, steps are computed in chunks of so many nodes, as they are recorded: the reference path computes them anyway,
+// and the device would be idle until a step is complete (Engine in runtime/engine.py).
+void set_chunks(c10::DeviceIndex device, uint32_t nodes);
 void set_forced_eager(const std::vector<std::string>& names);
 // Whether something of this thread's may still fail that was recorded before: a write must then be one that can be taken back.
 // Under the lock.

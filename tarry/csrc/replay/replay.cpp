@@ -1,7 +1,5 @@
 #include "replay/replay.h"
 
-#include <ATen/ops/empty_strided.h>
-
 #include <algorithm>
 
 #include "execute/executor.h"
@@ -179,14 +177,6 @@ StoragePtr strong_storage(const at::Tensor& tensor) {
   return storage ? StoragePtr::reclaim_copy(storage) : StoragePtr();
 }
 
-at::Tensor real_copy(const at::Tensor& source, const Layout* layout, DeviceState& state) {
-  PlainDispatch plain;
-  auto real = at::empty_strided(
-      layout->sizes, layout->strides, at::TensorOptions().dtype(layout->dtype).device(real_device(state.index)));
-  real.copy_(source);
-  return real;
-}
-
 } // namespace
 
 std::optional<std::string> Replay::find_storages(const std::vector<at::Tensor>& arguments, Storages& found) const {
@@ -289,12 +279,13 @@ void Replay::make_fresh(Storages& storages) const {
 
 // Per leaf: a copy of the host tensor that it stands for, if it does.
 std::vector<at::Tensor> Replay::upload(const std::vector<at::Tensor>& arguments) const {
+  PlainDispatch plain;
   std::vector<at::Tensor> uploaded(leaves_.size());
   for (size_t i = 0; i < leaves_.size(); ++i) {
     const StorageRef& source = plan_.sources[i];
     if (source.from == From::Uploaded || source.from == From::UploadedHost) {
       const at::Tensor& host = source.from == From::Uploaded ? arguments.at(source.index) : plan_.hosts.at(source.index);
-      uploaded[i] = real_copy(host, leaves_[i]->leaf_layout, *batch_->state);
+      uploaded[i] = empty_real(leaves_[i]->leaf_layout, *batch_->state).copy_(host);
     }
   }
   return uploaded;

@@ -9,10 +9,14 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import TypeVar
 
+import torch
+
 from tarry import events
 from tarry.backends.base import Backend, Batch, Policy, Recording
 from tarry.config import config
 from tarry.errors import BackendError, RecompileError, Unsupported
+from tarry.ir.graph import GraphBuilder
+from tarry.ir.layout import TensorType
 from tarry.runtime import limits
 from tarry.runtime.compile.computations import Build, note_family
 from tarry.runtime.compile.jobs import Background, Job
@@ -59,6 +63,15 @@ class Compiler:
     def submit(self, work: Callable[[], T]) -> Job[T]:
         """Have something compiled in the background."""
         return self._background.submit(work)
+
+    def warm_up(self, backend: Backend) -> None:
+        """Start the worker, and have it import all that compiling takes, before the first graph is there: that takes
+        longer than many a graph. Not where a program would miss the processor that it takes."""
+        if len(os.sched_getaffinity(0)) >= limits.WARM_UP_CORES and backend.recipe() is not None:
+            builder = GraphBuilder()
+            x = builder.input(TensorType.contiguous(torch.float32, (4,)))
+            graph = builder.finish([builder.one("aten::neg", (x,), x.type)], [None])
+            self.submit(lambda: self._process.compile(backend, graph))
 
     @property
     def queue_full(self) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tarry.backends.base import Backend, Batch, PythonNumber, Recording, Step
-from tarry.ir.raw import RawGraph
+from tarry.ir.raw import RawGraph, with_integers
 from tarry.ir.sizes import Symbols
 from tarry.native import C
 from tarry.runtime import limits
@@ -173,7 +173,7 @@ class SizedRecording(Recording):
         self.why = family.describe(self.raw, symbols)
         self.symbols = symbols
         self.exemplars = exemplary(self.template, symbols, limits.EXEMPLARS)
-        self.raws = [batch.raw(self.template.integers(each)) for each in self.exemplars]
+        self.raws = [with_integers(self.raw, self.template.integers(each)) for each in self.exemplars]
 
 
 class Families:
