@@ -1,6 +1,5 @@
 // Composite operators that PyTorch would decompose badly on a custom device: they are decomposed here as they would be on
 // the real device, so that its fused kernels are reached.
-#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/TensorOperators.h>
@@ -11,19 +10,13 @@
 #include <ATen/ops/_scaled_dot_product_efficient_attention.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/dropout.h>
 #include <ATen/ops/histc.h>
-#include <ATen/ops/mkldnn_rnn_layer.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
-#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <limits>
 
 #include "execute/executor.h"
@@ -152,66 +145,6 @@ std::tuple<at::Tensor, at::Tensor> gru_cell(
   return {(hidden - candidate) * update + candidate, at::Tensor()};
 }
 
-// ---- LSTM: on a CPU, PyTorch has oneDNN compute a layer at a time
-
-// Whether PyTorch would do so for these tensors on a CPU.
-bool suits_onednn(const at::Tensor& input, at::TensorList state, at::TensorList weights) {
-  const auto suits = [](const at::Tensor& tensor) {
-    return is_tarry(tensor) && tensor.scalar_type() == at::kFloat && !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
-        !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
-  };
-  return real_device().is_cpu() && at::globalContext().userEnabledMkldnn() && suits(input) && input.dim() == 3 &&
-      input.numel() != 0 && state.size() == 2 && std::all_of(state.begin(), state.end(), suits) &&
-      std::all_of(weights.begin(), weights.end(), suits) && state[0].dim() == 3 && state[0].sizes() == state[1].sizes();
-}
-
-std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_layers(
-    const at::Tensor& given, at::TensorList state, at::TensorList weights, bool has_biases, int64_t layers, double dropout,
-    bool train, bool bidirectional, bool batch_first) {
-  constexpr int64_t kLstm = 2;
-  const int64_t directions = bidirectional ? 2 : 1, width = has_biases ? 4 : 2;
-  TORCH_CHECK(
-      static_cast<int64_t>(weights.size()) == layers * directions * width && state[0].size(0) == layers * directions,
-      "lstm: ", layers, " layers of ", directions, " directions take ", layers * directions * width, " weights and a state of ",
-      layers * directions, " layers, but there are ", weights.size(), " and ", state[0].size(0));
-  at::Tensor input = (batch_first ? given.transpose(0, 1) : given).contiguous();
-  const at::Tensor hidden = state[0].contiguous(), cell = state[1].contiguous();
-  std::vector<at::Tensor> last_hidden, last_cell;
-  for (int64_t layer = 0; layer < layers; ++layer) {
-    std::vector<at::Tensor> outputs;
-    for (int64_t direction = 0; direction < directions; ++direction) {
-      const int64_t index = layer * directions + direction;
-      const at::Tensor* own = &weights[index * width];
-      auto [output, hidden_after, cell_after, workspace] = at::mkldnn_rnn_layer(
-          input, own[0], own[1], has_biases ? own[2] : at::zeros(own[0].sizes(), own[0].options()),
-          has_biases ? own[3] : at::zeros(own[1].sizes(), own[1].options()), hidden[index], cell[index], /*reverse=*/direction > 0,
-          /*batch_sizes=*/{}, kLstm, hidden.size(2), layers, has_biases, bidirectional, batch_first, train);
-      outputs.push_back(std::move(output));
-      last_hidden.push_back(std::move(hidden_after));
-      last_cell.push_back(std::move(cell_after));
-    }
-    input = directions == 1 ? outputs[0] : at::cat(outputs, -1);
-    if (dropout > 0 && train && layer + 1 < layers) {
-      input = at::dropout(input, dropout, /*train=*/true);
-    }
-  }
-  return {batch_first ? input.transpose(0, 1) : input, at::stack(last_hidden), at::stack(last_cell)};
-}
-
-void lstm(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
-  const auto given = torch::jit::last(*stack, 9);
-  const auto state = given[1].toTensorVector(), weights = given[2].toTensorVector();
-  if (!suits_onednn(given[0].toTensor(), state, weights)) {
-    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack); // the decomposition is the same for all devices
-    return;
-  }
-  auto results = lstm_layers(
-      given[0].toTensor(), state, weights, given[3].toBool(), given[4].toInt(), given[5].toDouble(), given[6].toBool(),
-      given[7].toBool(), given[8].toBool());
-  torch::jit::drop(*stack, 9);
-  torch::jit::push(*stack, std::get<0>(std::move(results)), std::get<1>(std::move(results)), std::get<2>(std::move(results)));
-}
-
 // The decomposition reads the batch sizes of packed sequences by their address.
 void check_batch_sizes(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
   const auto position = op.schema().argumentIndexWithName("batch_sizes");
@@ -299,7 +232,6 @@ TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
   for (const char* name : {"lstm.data", "gru.data", "rnn_tanh.data", "rnn_relu.data"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&check_batch_sizes>());
   }
-  m.impl("lstm.input", torch::CppFunction::makeFromBoxedFunction<&lstm>());
   m.impl("_thnn_fused_lstm_cell", TORCH_FN(lstm_cell));
   m.impl("_thnn_fused_gru_cell", TORCH_FN(gru_cell));
   m.impl("scaled_dot_product_attention", TORCH_FN(attention));
@@ -309,7 +241,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   for (const char* name : {"lstm.data", "gru.data", "rnn_tanh.data", "rnn_relu.data"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&check_batch_sizes>());
   }
-  m.impl("lstm.input", torch::CppFunction::makeFromBoxedFunction<&lstm>());
   m.impl("_thnn_fused_lstm_cell", TORCH_FN(lstm_cell));
   m.impl("_thnn_fused_gru_cell", TORCH_FN(gru_cell));
   m.impl("histc", TORCH_FN(histc));
