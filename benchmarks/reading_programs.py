@@ -20,7 +20,7 @@ class ReadingProgram(Protocol):
     def step(self) -> float: ...
 
 
-def _mlp(*widths: int) -> nn.Sequential:
+def mlp(*widths: int) -> nn.Sequential:
     layers: list[nn.Module] = []
     for width, following in itertools.pairwise(widths):
         layers += [nn.Linear(width, following), nn.ReLU()]
@@ -69,7 +69,7 @@ class ForwardBackward:
     """A small forward and backward pass, whose loss is read."""
 
     def __init__(self, device: str) -> None:
-        self.model = _mlp(16, 16, 1).to(device)
+        self.model = mlp(16, 16, 1).to(device)
         self.x, self.y = torch.randn(8, 16).to(device), torch.randn(8, 1).to(device)
 
     def step(self) -> float:
@@ -101,7 +101,7 @@ class Hooks(Trained):
     """Training, with a hook on each layer that reads how large its output is."""
 
     def __init__(self, device: str) -> None:
-        super().__init__(_mlp(32, 64, 64, 64, 8), device)
+        super().__init__(mlp(32, 64, 64, 64, 8), device)
         self.largest: dict[int, float] = {}
         for k, layer in enumerate(self.model.children()):
             layer.register_forward_hook(self._note(k))
@@ -148,7 +148,7 @@ class QuantizationAware(Trained):
     """Training with fake quantization, whose observers keep the ranges on the host."""
 
     def __init__(self, device: str) -> None:
-        super().__init__(_mlp(32, 64, 8), device, torch.optim.SGD)
+        super().__init__(mlp(32, 64, 8), device, torch.optim.SGD)
         self.ranges: dict[str, tuple[float, float]] = {}
         self.x, self.y = torch.randn(64, 32).to(device), torch.randn(64, 8).to(device)
 
@@ -175,7 +175,7 @@ class Reinforce(Trained):
     """A policy whose actions are read one by one: ten moves of an episode, then an update."""
 
     def __init__(self, device: str) -> None:
-        super().__init__(_mlp(4, 32, 2), device)
+        super().__init__(mlp(4, 32, 2), device)
         self.random = random.Random(0)
 
     def step(self) -> float:
@@ -223,7 +223,7 @@ class Evaluation:
     """The loss and the accuracy of each of some batches, read as they come."""
 
     def __init__(self, device: str) -> None:
-        self.model = _mlp(64, 128, 128, 10).to(device).eval()
+        self.model = mlp(64, 128, 128, 10).to(device).eval()
         self.batches = [(torch.randn(64, 64).to(device), torch.randint(0, 10, (64,)).to(device)) for _ in range(4)]
 
     @torch.no_grad()

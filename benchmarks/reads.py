@@ -24,6 +24,7 @@ import torch
 from benchmarks._peers import Eager, Peer, Tarry
 from benchmarks._report import reason, show, write_json
 from benchmarks.reading_programs import PROGRAMS, READS
+from benchmarks.training_programs import TRAINING
 
 PHASES = ("cold", "warm")
 COLD_STEPS = 20
@@ -31,7 +32,7 @@ WARM_UP = 1.0  # seconds of steps before the second phase
 COMPILE = 60.0  # seconds that compiling in the background may take: some programs make new graphs all the time
 TURNS = 15
 TURN = 0.05  # seconds of a turn, about
-ALL = READS | PROGRAMS
+ALL = READS | PROGRAMS | TRAINING
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,9 @@ class Engine:
                         self._serve(key, entry, found.program)
                     return
                 case Interpret(reason):
+                    key = batch.key
                     self._interpret(backend, found, batch, reason)
+                    self._serve_reference(key, found)
                     return
                 case Submit():
                     work = _under_these_switches(self._work(backend, found, batch, background=True))
@@ -154,6 +156,20 @@ class Engine:
         if program.servable and isinstance(variants, Variants):
             constants = variants.constants(program)
             self._entries.serve(key, entry, program, lambda structure: program.serve(structure, constants))
+
+    def _serve_reference(self, key: tuple[int, int], found: Found) -> None:
+        """Have the native part interpret a graph by itself while `decide` cannot say anything else."""
+        entry = found.entry
+        if not isinstance(entry, GraphEntry):  # the native part compares structures, not numbers or ranges of sizes
+            return
+        if self._in_chunks is not None:  # the last chunk of a step must come to Python, whatever it looks like
+            return
+        refused = entry.state is State.REFUSED and entry.reason is not None and not entry.reason.unsupported
+        compiling = entry.job is not None and entry.state is State.COMPILING and entry.pace.is_known
+        if refused or compiling:
+            self._entries.serve_reference(key, entry)
+            if entry.job is not None and entry.job.done:  # it was done before the native part was told
+                C.withdraw_references()
 
     # ---- looking up
 
@@ -399,6 +415,7 @@ class Engine:
             and not backend.capabilities.opaque_data
         ):
             self._in_chunks = entry, batch.device
+            C.withdraw_references()
             C.set_chunks(batch.device, limits.CHUNK_OPERATIONS)
 
     def _compute_chunk(self, backend: Backend, batch: Batch, entry: GraphEntry, why_cut: str) -> None:

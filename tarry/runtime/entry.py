@@ -120,7 +120,7 @@ class EntryCache(Generic[E]):
     """Entries by the hash of their graph. One hash may have several: it may collide, but an entry must not be taken for
     another, so the structure is compared. The least recently used ones go first.
 
-    Programs of some are served by the native part, which has a table of its own (csrc/execute/serve.h)."""
+    Some are served by the native part, which has a table of its own (csrc/execute/serve.h)."""
 
     def __init__(self) -> None:
         self._buckets: OrderedDict[tuple[int, int], list[tuple[C.Structure, E]]] = OrderedDict()
@@ -162,6 +162,12 @@ class EntryCache(Generic[E]):
                 if other is entry:
                     served.append(program)
                     tell(structure)
+
+    def serve_reference(self, key: tuple[int, int], entry: E) -> None:
+        """Have the native part compute batches of an entry by the reference path, until a job is done."""
+        for structure, other in self._buckets.get(key, ()):
+            if other is entry:
+                C.remember_reference(structure)
 
     def forget_served(self) -> None:
         """Have no program served by the native part."""

@@ -28,6 +28,11 @@ class Pace:
         """Whether steps with the new program are being timed: Python has to see them."""
         return self._compiled_in is not None
 
+    @property
+    def is_known(self) -> bool:
+        """Whether Python has seen enough steps without a program to compare with."""
+        return len(self._before) >= limits.TAKEOVER_STEPS
+
     def without_program(self) -> None:
         """A step was computed by the reference path."""
         self._tick(self._before)

@@ -241,3 +241,29 @@ def test_a_recipe_makes_the_same_backend() -> None:
         pass
 
     assert Special().recipe() is None
+
+
+@pytest.mark.slow
+@needs_inductor
+def test_a_library_that_was_being_written_when_its_process_died_is_built_again(tmp_path: Path) -> None:
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TARRY_STORE": "0", "TARRY_COMPILE": "wait"}
+    program = (
+        'import torch, tarry; tarry.set_backend("inductor"); x = torch.ones(4).to("tarry"); '
+        "print((x * 2 + 1).sin().sum().item(), int(tarry.metrics.counters()['compile']), "
+        "tarry.metrics.counters().get('interpreted', 0))"
+    )
+
+    def run() -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    first = run()
+    libraries = list(tmp_path.rglob("*.main.so"))
+    assert libraries
+    for library in libraries:
+        os.truncate(library, 0)
+    assert run() == first
+    assert first.split()[1:] == ["1", "0"]
+    assert all(library.stat().st_size > 0 for library in libraries)

@@ -19,6 +19,7 @@ from tarry.events.text import short
 from tarry.native import C
 from tarry.runtime import limits
 from tests.runtime.portable import using
+from tests.runtime.test_policies import Gated
 from tests.support.threads import on_threads
 
 USES_DEVICE = True
@@ -299,3 +300,104 @@ def test_a_program_that_fails_on_data_names_the_line(served: Served) -> None:
     assert served.by_python() == 0
     assert tarry.metrics.counters()["error"] == 1
     assert pick(3).tolist() == [6]
+
+
+# ---- the reference path, while a program is being made
+
+
+def _many(x: Tensor) -> float:
+    return _chain(x, 9).item()
+
+
+def test_the_reference_path_needs_no_python_while_a_program_is_made(served: Served) -> None:
+    backend = Gated()
+    x = torch.arange(4.0).to("tarry")
+    expected = _many(torch.arange(4.0))
+    with using(backend, "background"):
+        for _ in range(limits.TAKEOVER_STEPS + 1):
+            assert _many(x) == expected
+        served.by_python()
+        assert [_many(x) for _ in range(5)] == [expected] * 5
+        assert served.by_python() == 0
+        with record() as seen:
+            assert _many(x) == expected
+        assert "reference" in {event.kind for event in seen}, "who watches sees each step"
+        before = tarry.metrics.counters()["reference"]
+        assert _many(x) == expected
+        assert tarry.metrics.counters()["reference"] == before + 1
+        assert backend.runs == 0
+        backend.gate.set()
+        assert tarry.wait_for_compiles()
+        served.by_python()
+        assert _many(x) == expected
+        assert (backend.runs, served.by_python()) == (1, 1), "the program takes over at once"
+
+
+def test_a_step_that_fails_while_its_program_is_made_is_taken_back(served: Served) -> None:
+    backend = Gated()
+    table = torch.ones(8, 4).to("tarry").requires_grad_()
+    optimizer = torch.optim.Adam([table], lr=0.1)
+
+    def step(index: int) -> None:
+        optimizer.zero_grad()
+        (table[torch.tensor([index]).to("tarry")] * 2).square().sum().backward()
+        optimizer.step()
+
+    with using(backend, "background"):
+        for _ in range(limits.TAKEOVER_STEPS + 3):
+            step(1)
+        before, count = table.tolist(), optimizer.state[table]["step"].item()
+        served.by_python()
+        try:
+            with pytest.raises(IndexError, match="out of bounds"):
+                step(99)
+            assert served.by_python() == 0
+            assert table.tolist() == before
+            step(1)
+            assert optimizer.state[table]["step"].item() == count + 1
+        finally:
+            backend.gate.set()
+
+
+def test_a_graph_without_a_program_is_interpreted_without_python(served: Served) -> None:
+    backend = Gated()
+    backend.error = ValueError("no")
+    backend.gate.set()
+    x = torch.arange(4.0).to("tarry")
+    with using(backend, "background"):
+        for _ in range(2):
+            _many(x)
+        assert tarry.wait_for_compiles()
+        with pytest.warns(UserWarning, match="compiling in the background failed"):
+            _many(x)
+        served.by_python()
+        assert _many(x) == _many(torch.arange(4.0))
+        assert served.by_python() == 0
+
+
+def test_the_reference_path_compares_structures() -> None:
+    x = torch.ones(4).to("tarry")
+    with using(Gated(), "background"):
+        known = C.peek([(x * x * 3.0).sum()]).structure()
+        other = x.sin().cos().sum()
+        known.key = C.peek([other]).key
+        with C.step_lock():
+            C.remember_reference(known)
+        assert other.item() == pytest.approx(float(torch.ones(4).sin().cos().sum()))
+
+
+def test_threads_read_while_programs_come_and_go() -> None:
+    """A program becomes ready, and the reference path is withdrawn, while others are in the middle of a step."""
+    backend = Gated()
+    backend.gate.set()
+
+    def work() -> None:
+        y = torch.ones(4).to("tarry")
+        for length in range(9, 15):
+            expected = float(_chain(torch.ones(4), length))
+            for _ in range(20):
+                assert _chain(y, length).item() == expected
+
+    with using(backend, "background"):
+        on_threads(work)
+        tarry.wait_for_compiles()

@@ -6,11 +6,13 @@ import contextlib
 import functools
 import os
 import platform
+import re
 import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -257,7 +259,33 @@ def why_not(device: str) -> str:
 
 
 def _compile(program: FxProgram, fake_mode: FakeTensorMode, examples: list[Any], first: int = 0) -> tuple[Any, Any]:
-    """Compile an FX graph; the inputs of the IR graph come from position `first` on."""
+    """Compile an FX graph; the inputs of the IR graph come from position `first` on. Inductor finds libraries again
+    that it has built before, also one that was being written when its process was killed."""
+    try:
+        return _compile_once(program, fake_mode, examples, first)
+    except Exception as error:
+        if not _remove_torn_library(str(error)):
+            raise
+    return _compile_once(program, fake_mode, examples, first)
+
+
+def _remove_torn_library(message: str) -> bool:
+    """Remove the library of Inductor's cache that could not be loaded, if this is what a message says."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+    from torch._inductor.utils import clear_caches
+
+    found = re.search(
+        r"(/[^\s:]+\.so): (file too short|invalid ELF header|cannot read file data|ELF load command)", message
+    )
+    library = Path(found[1]) if found else None
+    if library is None or not library.is_relative_to(cache_dir()):
+        return False
+    library.unlink(missing_ok=True)
+    clear_caches()  # in memory
+    return True
+
+
+def _compile_once(program: FxProgram, fake_mode: FakeTensorMode, examples: list[Any], first: int) -> tuple[Any, Any]:
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes

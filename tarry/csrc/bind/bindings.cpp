@@ -330,6 +330,10 @@ void bind_serving(py::module& m) {
         remember_program(std::move(known));
       },
       "Batches of this structure, with these numbers, are computed by this program, without Python. The step lock is held.");
+  m.def(
+      "remember_reference", [](std::shared_ptr<Structure> structure) { remember_reference(std::move(structure)); },
+      "Batches of this structure are computed by the reference path, without Python, until withdraw_references().");
+  m.def("withdraw_references", &withdraw_references, "Python is asked again about those. From any thread.");
   m.def("forget_program", &forget_program);
   m.def("forget_programs", &forget_programs);
   m.def("was_served", &was_served, "Whether the program of a structure was run without Python since that was last asked.");

@@ -24,6 +24,7 @@ constexpr int64_t kNoBackend = -1;
 std::atomic<uint32_t> watchers{0};
 std::atomic<int64_t> small_operations{kNoBackend};
 std::atomic<int64_t> small_bytes{0};
+std::atomic<uint64_t> withdrawals{0};
 thread_local bool compiling = false;
 
 // Kernels run without Python's global lock, whether or not the caller holds it.
@@ -65,6 +66,10 @@ bool same_number(const c10::IValue& a, const c10::IValue& b) {
                             : a.isBool() && b.isBool() && a.toBool() == b.toBool();
 }
 
+bool is_withdrawn(const KnownProgram& known) {
+  return !known.program && known.references != withdrawals.load();
+}
+
 const KnownProgram* find_program(const Batch& batch) {
   const auto bucket = programs().find(batch.key);
   if (bucket == programs().end()) {
@@ -72,9 +77,10 @@ const KnownProgram* find_program(const Batch& batch) {
   }
   const auto numbers = batch.numbers();
   const auto found = std::find_if(bucket->second.begin(), bucket->second.end(), [&](const KnownProgram& known) {
-    return std::all_of(
-               known.constants.begin(), known.constants.end(),
-               [&](const auto& each) { return each.first < numbers.size() && same_number(each.second, numbers[each.first]); }) &&
+    return !is_withdrawn(known) &&
+        std::all_of(
+            known.constants.begin(), known.constants.end(),
+            [&](const auto& each) { return each.first < numbers.size() && same_number(each.second, numbers[each.first]); }) &&
         batch.matches(*known.structure);
   });
   return found == bucket->second.end() ? nullptr : &*found;
@@ -111,19 +117,23 @@ bool compute(const std::shared_ptr<Batch>& batch, LoggedEvent& event) {
   const bool small = is_small(*batch);
   // A program would compute under the switches that are set now, not under those that were set when it was recorded.
   const KnownProgram* known = small || !are_recorded_switches(*batch) ? nullptr : find_program(*batch);
+  const bool interpreted = small || (known && !known->program);
   const auto executing = Clock::now();
-  if (small) {
+  if (interpreted) {
+    if (known) {
+      known->served = true;
+    }
     interpret(*batch);
   } else if (!known || !run_program(*known, batch)) {
     return false;
   }
   const auto end = Clock::now();
-  event.kind = small ? LoggedEvent::Kind::Reference : LoggedEvent::Kind::Native;
+  event.kind = interpreted ? LoggedEvent::Kind::Reference : LoggedEvent::Kind::Native;
   event.execute_seconds = seconds_between(executing, end);
   event.seconds = seconds_between(event.begin, end);
   std::lock_guard<std::mutex> guard(batch->state->mutex);
   ServedCounts& served = batch->state->executor->served;
-  ++(small ? served.interpreted : served.run);
+  ++(interpreted ? served.interpreted : served.run);
   served.execute_seconds += event.execute_seconds;
   served.sync_seconds += event.seconds;
   return true;
@@ -190,7 +200,28 @@ bool is_small(const Batch& batch) {
 }
 
 void remember_program(KnownProgram known) {
-  programs()[known.structure->key].push_back(std::move(known));
+  auto& bucket = programs()[known.structure->key];
+  bucket.erase(
+      std::remove_if(
+          bucket.begin(), bucket.end(),
+          [&](const KnownProgram& each) { return !each.program && each.structure == known.structure; }),
+      bucket.end());
+  bucket.push_back(std::move(known));
+}
+
+void remember_reference(std::shared_ptr<const Structure> structure) {
+  const bool has_kernels = std::all_of( // in C++: see is_small()
+      structure->calls.begin(), structure->calls.end(), [](const Structure::Call& call) { return !call.op || call.op->has(kListed); });
+  if (has_kernels) {
+    KnownProgram known;
+    known.structure = std::move(structure);
+    known.references = withdrawals.load();
+    remember_program(std::move(known));
+  }
+}
+
+void withdraw_references() {
+  ++withdrawals;
 }
 
 void forget_program(const Structure& structure) {

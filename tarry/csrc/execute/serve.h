@@ -4,7 +4,9 @@
 //   - by the reference path, if the batch is so small that no program pays for it (runtime/limits.py says how small that is,
 //     runtime/decide.py for which policies). The way through Python would take longer than the kernels.
 //   - by its program, if Python has said so of batches of this structure and with these constants (remember_program()): one that
-//     is native and has run before. Its entry is READY, which it stays; runtime/entry.py forgets both together.
+//     is native and has run before. Its entry is READY, which it stays; runtime/entry.py forgets both together;
+//   - by the reference path, if Python has said that it does nothing else with batches of this structure for now: a program is
+//     being made of them, or there will be none (remember_reference()).
 // All other batches are handed to the Python runtime, and so is everything while a Watcher has to see each step.
 #pragma once
 
@@ -48,16 +50,20 @@ bool is_small(const Batch& batch);
 struct KnownProgram {
   std::shared_ptr<const Structure> structure;
   std::vector<std::pair<size_t, c10::IValue>> constants; // the index and the value of each
-  std::shared_ptr<const Program> program;
-  std::vector<int64_t> update; // positions of inputs that it writes
+  std::shared_ptr<const Program> program;                // null: the reference path, until withdraw_references()
+  std::vector<int64_t> update;                           // positions of inputs that it writes
   std::shared_ptr<void> diagnose;
+  uint64_t references = 0;     // of the reference path: the number of withdrawals before it was told
   mutable bool served = false; // since that was last asked
 };
 // These are called under the step lock.
 void remember_program(KnownProgram known);
+void remember_reference(std::shared_ptr<const Structure> structure);
 void forget_program(const Structure& structure);
 void forget_programs();
 bool was_served(const Structure& structure); // since the last call
+// A program may be there now: Python is asked again about all batches that the reference path was to compute. From any thread.
+void withdraw_references();
 
 // Computes what is pending, or has Python compute the batch. False, and nothing is done, if Python has to see to it from the
 // start. `awaited`: see Batch::Mode. No lock may be held.

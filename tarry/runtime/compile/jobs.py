@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Generic, TypeVar
 
+from tarry.native import C
 from tarry.runtime import limits
 from tarry.runtime.compile.process import CompileProcess, StoppedError
 from tarry.runtime.dispatch import compiling
@@ -81,13 +82,17 @@ class Job(Generic[T]):
             self.error = error
         finally:
             self.seconds = time.perf_counter() - start
-            self._finished.set()
+            self._finish()
 
     def cancel(self) -> None:
         """Do not run it."""
         self._work = None
         self.error = _Stop()
+        self._finish()
+
+    def _finish(self) -> None:
         self._finished.set()
+        C.withdraw_references()  # the engine looks at the outcome when the graph comes next
 
 
 class Background:
