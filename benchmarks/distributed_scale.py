@@ -42,7 +42,7 @@ STEPS = 4
 class Shape:
     """Of the model, and of a rank's batch."""
 
-    layers: int = 6
+    layers: int = 4
     width: int = 512
     heads: int = 8
     vocabulary: int = 8192
@@ -62,10 +62,10 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm1(x)
         # A rank of tensor parallelism has some of the heads.
-        parts = [
+        q, k, v = (
             layer(y).unflatten(-1, (-1, self.head)).transpose(1, 2) for layer in (self.query, self.key, self.value)
-        ]
-        x = x + self.out(F.scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2).flatten(2))
+        )
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
@@ -96,7 +96,8 @@ def _fsdp(model: GPT, ranks: int) -> nn.Module:
     mesh = init_device_mesh("tarry", (ranks,))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
 
 
 def _tp(model: GPT, ranks: int) -> nn.Module:
@@ -145,7 +146,8 @@ def measure(parallel: str, ranks: int, backend: str, shape: Shape) -> dict[str, 
     tarry.config.compile = "wait"
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     model = MAKE[parallel](GPT(shape).to("tarry"), ranks)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    # With tensor parallelism, only some parameters are DTensors, which lists of one kind cannot have.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=parallel != "tp")
 
     def step() -> None:
         tokens = torch.randint(shape.vocabulary, (shape.batch, shape.length + 1)).to("tarry")
@@ -218,8 +220,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for parallel in options.parallel:
         for ranks in options.ranks:
             row = rows[f"{parallel} {ranks}"] = _row(parallel, ranks, options)
-            cells = [row]
-            if not isinstance(row, str):
+            if isinstance(row, str):
+                cells = [row]
+            else:
                 sizes = [f"{row['sent'] / 1e6:.1f}", f"{row['peak'] / 1e6:.0f}"]
                 cells = [str(row["collectives"]), *sizes, f"{row['first_steps']:.0f}", str(row["compiles"])]
             print(f"| {PARALLEL[parallel]} | {ranks} | {' | '.join(cells)} |", flush=True)
