@@ -21,5 +21,6 @@ MODULES = {
     "memory": "benchmarks.memory",
     "custom-ops": "benchmarks.custom_ops",
     "reads": "benchmarks.reads",
+    "distributed-scale": "benchmarks.distributed_scale",
 }
 """The benchmarks by their names on the command line; each module has a `main(arguments)`."""

@@ -421,7 +421,7 @@ def _install() -> None:
             C.refuse_operator(entry.name)
     C.register_layouts()
     device.install(C, synchronize=_synchronize, is_portable=lambda: config.portable_checkpoints)
-    distributed.install(_synchronize, C.reduction, _user_line)
+    distributed.install(_synchronize, C.reduction, _user_line, C.leave_outstanding)
     hooks = StepHooks(_Steps())
     hooks.guard_grad_scaler()
     hooks.speed_up()

@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "replay": {"errors", "events", "places", "ir", "native", "pytree", "runtime"},
     "reports": {"events", "ir"},  # and what reads files needs neither of them: see tests/reports
     "device": {"errors"},
-    "distributed": {"errors"},
+    "distributed": {"errors", "events"},
     "integrations": {"errors"},  # what it needs of the device, PyTorch has as torch.tarry
     "lazy": {"errors", "native", "pytree"},
     "custom_ops": {"errors", "native", "ir", "passes", "backends", "pytree", "_api"},

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tarry.backends.base import Backend
-from tarry.ir.graph import Graph, Node, Value, producers
+from tarry.ir.graph import Graph, Node, Number, Value, leaves, producers
 from tarry.ir.layout import VIEW_RULES
 from tarry.ir.operators import COLLECTIVES
+from tarry.passes.overlap import overlapped
 from tarry.passes.own_outputs import own_outputs
 from tarry.passes.subgraph import subgraph, with_views
 
@@ -27,7 +28,7 @@ class Part:
     after it needs the values in `drops`.
 
     `graph` is the piece as a graph of its own if the backend knows all of it; a piece of operators that it does not
-    know has its nodes only. `numbers` of the piece are those of the whole graph.
+    know has its nodes only. `numbers` are those of the whole graph that the piece's own are.
     """
 
     nodes: tuple[Node, ...]
@@ -35,10 +36,12 @@ class Part:
     gives: tuple[Value, ...]
     drops: tuple[Value, ...]
     graph: Graph | None
+    numbers: tuple[int, ...]
 
 
 def partition(graph: Graph, supports: Supports) -> list[Part]:
-    """Cut a graph into parts, as few as there can be, by putting off what is not needed yet.
+    """Cut a graph into parts, as few as there can be, by putting off what is not needed yet; with collectives in it, as
+    few as let these go on meanwhile (passes/overlap.py).
 
     A node goes into the last part of its kind that comes before everything that reads it. Views cost nothing, so each
     part makes those that it reads itself, of what it gets; except those that leave out elements, for data that cross a
@@ -46,7 +49,14 @@ def partition(graph: Graph, supports: Supports) -> list[Part]:
     """
     known = {id(node): bool(supports(node)) for node in graph.nodes}
     views = {node.results[0]: node for node in graph.nodes if known[id(node)] and _is_free(node)}
-    groups = min((_groups(graph, known, views, last) for last in (True, False)), key=len)
+    if any(node.op in COLLECTIVES for node in graph.nodes):
+        groups = []
+        for run in overlapped(graph, views):
+            members = set(map(id, (*run, *views.values())))
+            those = [node for node in graph.nodes if id(node) in members]
+            groups += [run] if len({known[id(node)] for node in run}) == 1 else _few_groups(those, known, views)
+    else:
+        groups = _few_groups(graph.nodes, known, views)
     groups = _with_returned_views(graph, groups, views)
     parts: list[Part] = []
     needed = set(graph.outputs)  # after the part at hand, which goes back to front
@@ -57,8 +67,9 @@ def partition(graph: Graph, supports: Supports) -> list[Part]:
         gives = tuple(value for node in group for value in node.results if value in needed)
         drops = tuple(value for value in takes if value not in needed)
         needed.update(takes)
-        piece = _piece(graph, nodes, takes, gives, supports) if known[id(group[0])] else None
-        parts.append(Part(nodes, takes, gives, drops, piece))
+        numbers = _numbers_of(nodes)
+        piece = _piece(graph, nodes, takes, gives, numbers, supports) if known[id(group[0])] else None
+        parts.append(Part(nodes, takes, gives, drops, piece, tuple(number.index for number in numbers)))
     return parts[::-1]
 
 
@@ -70,12 +81,16 @@ def _is_free(node: Node) -> bool:
     return seen.numel * seen.dtype.itemsize >= base.numel * base.dtype.itemsize
 
 
-def _groups(graph: Graph, known: dict[int, bool], views: dict[Value, Node], last: bool) -> list[list[Node]]:
+def _few_groups(nodes: Sequence[Node], known: dict[int, bool], views: dict[Value, Node]) -> list[list[Node]]:
+    return min((_groups(nodes, known, views, last) for last in (True, False)), key=len)
+
+
+def _groups(nodes: Sequence[Node], known: dict[int, bool], views: dict[Value, Node], last: bool) -> list[list[Node]]:
     """The nodes by part, in order, but for views; the last part is one that the backend knows, or not."""
     # Counted from the end: parts of the one kind are at even places, of the other at odd ones.
     read_at: dict[Value, int] = {}
     groups: dict[int, list[Node]] = {}
-    for node in reversed(graph.nodes):
+    for node in reversed(nodes):
         place = max((read_at.get(value, 0) for value in node.results), default=0)
         if not any(value in views for value in node.results):
             if place % 2 != (known[id(node)] is not last):
@@ -105,9 +120,20 @@ def _with_returned_views(graph: Graph, groups: list[list[Node]], views: dict[Val
     return groups
 
 
+def _numbers_of(nodes: Sequence[Node]) -> list[Number]:
+    """In the order of their use, so that parts which are alike have equal graphs."""
+    used = [leaf for node in nodes for leaf in leaves((*node.args, node.seed)) if isinstance(leaf, Number)]
+    return list({number.index: number for number in used}.values())
+
+
 def _piece(
-    graph: Graph, nodes: Sequence[Node], takes: Sequence[Value], gives: Sequence[Value], supports: Supports
+    graph: Graph,
+    nodes: Sequence[Node],
+    takes: Sequence[Value],
+    gives: Sequence[Value],
+    numbers: Sequence[Number],
+    supports: Supports,
 ) -> Graph:
-    piece = subgraph(graph, nodes, takes, gives)
+    piece = subgraph(graph, nodes, takes, gives, numbers=numbers)
     owned = own_outputs(piece)  # by copies, which have to be known as well
     return owned if all(supports(node) for node in owned.nodes[len(piece.nodes) :]) else piece

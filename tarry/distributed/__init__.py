@@ -5,6 +5,9 @@ PyTorch hands every collective to its dispatcher (operators of the namespace `c1
 with its reductions stays one graph; messages from rank to rank, which another process waits for, end the step
 (`messages.py`).
 
+A collective is *started* where it stands and *waited for* where its result is first read, or at the end of the step:
+what comes between overlaps with it. `backends/partition.py` arranges compiled steps such that something does.
+
 Three rules keep ranks together:
 
 - **Order.** All collectives of a device write the same small tensor, its *order*. So each one depends on the one
@@ -28,14 +31,18 @@ __all__ = ["install"]
 
 
 def install(
-    synchronize: Callable[[], None], reduction: Callable[[Any], tuple[int, Any]], place: Callable[[], str]
+    synchronize: Callable[[], None],
+    reduction: Callable[[Any], tuple[int, Any]],
+    place: Callable[[], str],
+    leave: Callable[[float], bool],
 ) -> None:
     """Register the kernels and the process groups' backend `tarry`; in a PyTorch without torch.distributed, nothing.
 
     `synchronize` computes all that is pending and waits for it. `reduction` looks into a boxed `ReduceOp`. `place` is
-    the user's line."""
+    the user's line. `leave` is asked for each collective that was started, by its ticket: whether what runs it waits
+    for it later."""
     if dist.is_available():
         from tarry.distributed import batch_norm, kernels
 
         batch_norm.install()
-        kernels.install(synchronize, reduction, place)
+        kernels.install(synchronize, reduction, place, leave)

@@ -49,6 +49,14 @@ class Call:
         return f"{self.what} at {self.place}"
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A collective whose turn it is, or was: the how manyth of its group."""
+
+    call: Call
+    position: int
+
+
 def common_length(rows: Sequence[Sequence[int]]) -> int:
     """How many collectives all ranks have recorded. Each row has a rank's count, then the fingerprints."""
     return min(row[0] for row in rows)
@@ -66,20 +74,20 @@ class Agreement:
     """Of one group: the collectives that this rank has recorded and not run, and how many of them the ranks agree
     on."""
 
-    def __init__(self, name: str, process_group: dist.ProcessGroup) -> None:
+    def __init__(self, process_group: dist.ProcessGroup, begun: dict[str, int]) -> None:
+        """`begun`: how many collectives this rank has begun, by the name that PyTorch has for a group on all ranks."""
         self.calls: dict[float, Call] = {}  # by ticket, in order
-        self._name = name
+        self._begun = begun
+        self._key = str(process_group.group_name)
         self._group = process_group
-        self._rank, self._size = process_group.rank(), process_group.size()
+        self._rank, self.size = process_group.rank(), process_group.size()
         self._ranks = dist.get_process_group_ranks(process_group)
         self._agreed = 0  # calls to come that the ranks have compared
-        self._run = 0
-        self._current: Call | None = None
         self._told = False
         self._failures: dict[float, CollectiveError] = {}
-        self._checks = self._size > 1 and os.environ.get("TARRY_CHECK_COLLECTIVES", "1") != "0" and self._has_host()
+        self._checks = self.size > 1 and os.environ.get("TARRY_CHECK_COLLECTIVES", "1") != "0" and self._has_host()
 
-    def begin(self, ticket: float) -> None:
+    def begin(self, ticket: float) -> Begun:
         """The collective of this ticket is next: all ranks are about to run it, or this raises."""
         if ticket in self._failures:
             raise self._failures[ticket]
@@ -88,51 +96,52 @@ class Agreement:
                 "a recorded collective would run a second time, because the program of its step failed after it had "
                 "run. Other ranks would not run it again. Start all ranks from a checkpoint."
             )
-        self._current = self.calls[ticket]
+        begun = Begun(self.calls[ticket], self._begun.get(self._key, 0))
         skipped = [earlier for earlier in self.calls if earlier < ticket]
         missing = self.calls[skipped[0]] if skipped else None
         for earlier in skipped:
             del self.calls[earlier]
         if missing and self._agreed:
             raise CollectiveError(f"{missing} did not run, since its step had failed; other ranks wait for it")
+        self._begun[self._key] = begun.position + 1
         if self._checks and not self._agreed:
-            self._agreed = self._compare()
+            self._agreed = self._compare(begun)
             if self._told:  # that it has failed: the ranks have found together again
                 self._told = False
                 self._tell({})
         self._agreed = max(0, self._agreed - 1)
-        self._run += 1
         del self.calls[ticket]
+        return begun
 
     def _has_host(self) -> bool:
-        """Whether the group can send from the host, which comparisons do."""
+        """Whether the group can send from the host, which comparisons do. PyTorch's fake backend sends nothing to
+        nobody: whatever this rank does is agreed upon."""
         try:
-            self._group._get_backend(torch.device("cpu"))
+            backend = self._group._get_backend(torch.device("cpu"))
         except RuntimeError:
             return False
-        return True
+        return bool(backend.name() != dist.Backend.FAKE)
 
-    def _compare(self) -> int:
+    def _compare(self, begun: Begun) -> int:
         """How many of the next collectives are the same on all ranks. Raises if the next differs."""
         known = [call.fingerprint for call in list(self.calls.values())[:AHEAD]]
         mine = torch.zeros(1 + AHEAD, dtype=torch.int64)
         mine[: 1 + len(known)] = torch.tensor([len(known), *known])
-        rows = torch.zeros(self._size, 1 + AHEAD, dtype=torch.int64)
-        self.wait(self._group.allgather([list(rows.unbind())], [mine]))
+        rows = torch.zeros(self.size, 1 + AHEAD, dtype=torch.int64)
+        self.wait(self._group.allgather([list(rows.unbind())], [mine]), begun)
         table: list[list[int]] = rows.tolist()
         difference = first_difference(table)
         if difference is None:
             return common_length(table)
         if difference > 0:
             return difference  # the ones before it are the same, and run first
-        raise self._divergence(table)
+        raise self._divergence(begun)
 
     # ---- faults
 
-    def _divergence(self, table: Sequence[Sequence[int]]) -> CollectiveError:
+    def _divergence(self, begun: Begun) -> CollectiveError:
         """All ranks come here at once, and say what they were about to do."""
-        assert self._current is not None
-        calls = {rank: self._said("diverged", rank, str(self._current)) for rank in range(self._size)}
+        calls = {rank: self._said("diverged", rank, begun) for rank in range(self.size)}
         lines = [f"  rank {self._ranks[rank]}: {text}" for rank, text in calls.items()]
         return CollectiveError(
             "the ranks of a process group are about to run different collectives:\n" + "\n".join(lines) + "\n"
@@ -140,32 +149,31 @@ class Agreement:
             "or on its data. Nothing was sent."
         )
 
-    def _said(self, kind: str, rank: int, mine: str) -> str:
+    def _said(self, kind: str, rank: int, begun: Begun) -> str:
         """What a rank says about the position where this one is; all of them say something within seconds."""
         store = distributed_c10d._get_default_store()
-        prefix = f"tarry/{kind}/{self._name}/{self._run}/{'-'.join(map(str, self._ranks))}"
+        prefix = f"tarry/{kind}/{self._key}/{begun.position}"
+        store.set(f"{prefix}/{self._rank}", str(begun.call))
         if rank == self._rank:
-            store.set(f"{prefix}/{rank}", mine)
-            return mine
-        store.set(f"{prefix}/{self._rank}", mine)
+            return str(begun.call)
         try:
             store.wait([f"{prefix}/{rank}"], timedelta(seconds=10))
             return str(store.get(f"{prefix}/{rank}").decode())
         except RuntimeError:
             return "(it did not say)"
 
-    def failed(self, ticket: float, error: Exception) -> CollectiveError:
+    def failed(self, ticket: float, call: Call | None, error: Exception) -> CollectiveError:
         """The error of a collective that failed. The other ranks get to know it, and it fails again if it is tried
         again."""
         if ticket not in self._failures:
             reason = str(error) if isinstance(error, CollectiveError) else f"{type(error).__name__}: {error}"
-            self._failures[ticket] = CollectiveError(f"{self._current} failed: {reason}")
+            self._failures[ticket] = CollectiveError(f"{call} failed: {reason}" if call else reason)
             self.calls.pop(ticket, None)
             self._told = True
             self._tell({"failed": str(self._failures[ticket])})
         return self._failures[ticket]
 
-    def wait(self, work: Any) -> None:
+    def wait(self, work: Any, begun: Begun) -> None:
         """Wait for communication, and find out what is wrong if it does not end."""
         ticks = 0
         seen: dict[int, Any] = {}
@@ -177,8 +185,9 @@ class Agreement:
                 if work.is_completed():
                     raise
             ticks += 1
-            self._tell({"waits": str(self._current), "group": self._ranks, "position": self._run, "ticks": ticks})
-            seen = self._look_around(seen)
+            place = {"ranks": self._ranks, "group": self._key, "position": begun.position}
+            self._tell({"waits": str(begun.call), **place, "begun": self._begun, "ticks": ticks})
+            seen = self._look_around(begun, seen)
         if ticks:
             self._tell({})
 
@@ -186,28 +195,31 @@ class Agreement:
         with suppress(Exception):  # the store may have gone with its rank: the error at hand says so
             distributed_c10d._get_default_store().set(f"tarry/status/{dist.get_rank()}", json.dumps(status))
 
-    def _look_around(self, before: dict[int, Any]) -> dict[int, Any]:
-        """What the other ranks say. Raises if one that this rank waits for cannot come: it has failed; or it was
-        waiting for something else the last time, too, and has gone on waiting since."""
+    def _look_around(self, begun: Begun, before: dict[int, Any]) -> dict[int, Any]:
+        """What the other ranks say. Raises if one that this rank waits for cannot come: it has failed; or it has waited
+        since the last time, and before, for a collective that this rank has not begun."""
         me = dist.get_rank()
         statuses = {rank: self._status(rank) for rank in self._ranks if rank != me}
         for rank, status in statuses.items():
             if "failed" in status:
                 raise CollectiveError(f"rank {rank}, which it waits for, has failed:\n  {status['failed']}")
-            if self._waits_elsewhere(status, me) and status.get("ticks", 0) > before.get(rank, {}).get(
+            if self._waits_elsewhere(status, begun, me) and status.get("ticks", 0) > before.get(rank, {}).get(
                 "ticks", 1 << 62
             ):
                 raise CollectiveError(
-                    f"two ranks wait for each other.\n  rank {me}: {self._current}\n"
+                    f"two ranks wait for each other.\n  rank {me}: {begun.call}\n"
                     f"  rank {rank}: {status['waits']}\nEvery rank must call the same collectives in the same order."
                 )
         return statuses
 
-    def _waits_elsewhere(self, status: dict[str, Any], me: int) -> bool:
-        """Whether a rank waits for this one, and for another collective than this one does."""
-        if "waits" not in status or me not in status["group"]:
+    def _waits_elsewhere(self, status: dict[str, Any], begun: Begun, me: int) -> bool:
+        """Whether a rank waits for this one, and each of the two has not begun what the other one waits for. Several
+        collectives may be outstanding: a rank that waits for an earlier one will come."""
+        if "waits" not in status or me not in status["ranks"]:
             return False
-        return bool(status["group"] != self._ranks or status["position"] != self._run)
+        they_came = status["begun"].get(self._key, 0) > begun.position
+        we_came = self._begun.get(status["group"], 0) > status["position"]
+        return not they_came and not we_came
 
     def _status(self, rank: int) -> dict[str, Any]:
         store = distributed_c10d._get_default_store()

@@ -1,4 +1,6 @@
-"""Process groups as recorded collectives know them, and the collectives that each still has to run.
+"""Process groups as recorded collectives know them, and the collectives that each still has to run or to wait for.
+
+A collective that has begun is *outstanding* until `wait(ticket)`: meanwhile, others write its tensors.
 
 Private names of torch: `distributed_c10d._get_default_store`, `ProcessGroup._get_backend` (2.11 and 2.13).
 """
@@ -8,16 +10,17 @@ from __future__ import annotations
 import hashlib
 import itertools
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tarry.distributed.agreement import Agreement, Call
+from tarry import events
+from tarry.distributed.agreement import Agreement, Begun, Call
 
 _tickets = itertools.count(1)
 
@@ -26,6 +29,10 @@ _tickets = itertools.count(1)
 class _State:
     groups: dict[str, Group] = field(default_factory=dict)  # by name, in the order of first use
     orders: dict[torch.device, Tensor] = field(default_factory=dict)
+    outstanding: dict[float, Outstanding] = field(default_factory=dict)  # by ticket
+    begun: dict[str, int] = field(default_factory=dict)  # collectives, by PyTorch's name of their group
+    leave: Callable[[float], bool] = lambda ticket: False
+    """Whether a collective may be left outstanding: what runs it will wait for it."""
 
 
 _state = _State()
@@ -39,7 +46,7 @@ class Group:
     def __init__(self, name: str, process_group: dist.ProcessGroup) -> None:
         self.name = name
         self.process_group = process_group
-        self._agreement = Agreement(name, process_group)
+        self._agreement = Agreement(process_group, _state.begun)
 
     def record(self, what: str, place: str) -> float:
         """Note a collective that is about to be recorded: its ticket."""
@@ -57,20 +64,21 @@ class Group:
         """Whether something was recorded and has not run."""
         return bool(self._agreement.calls)
 
-    @contextmanager
-    def turn(self, ticket: float) -> Iterator[None]:
-        """The collective of this ticket runs in the block, once the ranks agree on it."""
+    def run(self, ticket: float, start: Callable[[], Started]) -> None:
+        """Start the collective of this ticket, once the ranks agree on it; wait for it, unless that is done later."""
+        began = perf_counter()
+        call = self._agreement.calls.get(ticket)
         _thread.running = True
         try:
-            self._agreement.begin(ticket)
-            yield
+            begun = self._agreement.begin(ticket)
+            started = start()
         except Exception as error:
-            raise self._agreement.failed(ticket, error) from error
+            raise self._agreement.failed(ticket, call, error) from error
         finally:
             _thread.running = False
-
-    def finish(self, work: Any) -> None:
-        self._agreement.wait(work)
+        _state.outstanding[ticket] = Outstanding(self._agreement, ticket, begun, started, began, perf_counter())
+        if not _state.leave(ticket):
+            wait(ticket)
 
     def reachable(self, tensor: Tensor) -> Tensor:
         """The tensor's contents, contiguous, on a device that the group's backends communicate from."""
@@ -83,6 +91,63 @@ class Group:
         except RuntimeError:
             return False
         return True
+
+
+class Started(NamedTuple):
+    """A collective under way: what to wait for, the tensors that it reads and writes, and what to do when it is
+    done."""
+
+    work: Any
+    tensors: Sequence[Tensor]
+    finish: Callable[[], None] = lambda: None
+
+
+@dataclass
+class Outstanding:
+    """A collective that was started and has not been waited for. It keeps its tensors."""
+
+    agreement: Agreement
+    ticket: float
+    begun: Begun
+    started: Started
+    began: float  # when it was its turn
+    left: float  # when it was under way
+
+    def wait(self) -> None:
+        began = perf_counter()
+        work, tensors, finish = self.started
+        try:
+            if tensors[0].device.type == "cuda":
+                work.wait()  # has the device wait: the host goes on
+            else:
+                self.agreement.wait(work, self.begun)
+            finish()
+        except Exception as error:
+            raise self.agreement.failed(self.ticket, self.begun.call, error) from error
+        file, _, line = self.begun.call.place.rpartition(":")
+        end = perf_counter()
+        events.emit(
+            "collective",
+            op=self.begun.call.what,
+            bytes=max(tensor.nbytes for tensor in tensors),
+            ranks=self.agreement.size,
+            reason="its result is read, or the step ends",
+            start=self.began,
+            wait_seconds=end - began,
+            seconds=end - began + self.left - self.began,
+            file=file,
+            line=int(line),
+        )
+
+
+def wait(ticket: float) -> None:
+    """Wait for an outstanding collective: what it writes has its contents afterwards."""
+    _state.outstanding.pop(ticket).wait()
+
+
+def install(leave: Callable[[float], bool]) -> None:
+    """Give what says whether a collective may be left outstanding (csrc/execute/outstanding.h)."""
+    _state.leave = leave
 
 
 def group_of(process_group: dist.ProcessGroup) -> Group:
@@ -122,3 +187,5 @@ def forget_groups() -> None:
     """Groups were destroyed: what was recorded for them cannot run any more."""
     _state.groups.clear()
     _state.orders.clear()
+    _state.outstanding.clear()
+    _state.begun.clear()

@@ -1,8 +1,8 @@
 """Kernels of PyTorch's collectives (operators of the namespace `c10d`) for tensors of the device: they record.
 
 PyTorch's schemas have all tensors in lists, of which only the first counts. A kernel returns a `Work` that is done:
-what it would wait for is recorded already, and the host waits for it where it reads. Averages, and sums with a
-factor, which not all backends have, are recorded as what they are made of.
+what it would wait for is recorded already, and the host waits for it where it reads. Sums with a factor, which not all
+backends have, are recorded as what they are made of.
 
 Collectives on tensors of the CPU run when they are called. Recorded ones that the program has called before must come
 first: on other ranks they may have run already, and wait. So those of the CPU compute what is pending first.
@@ -38,11 +38,15 @@ _HOST_CALLS = (
 
 
 def install(
-    synchronize: Callable[[], None], reduction: Callable[[Any], tuple[int, Any]], place: Callable[[], str]
+    synchronize: Callable[[], None],
+    reduction: Callable[[Any], tuple[int, Any]],
+    place: Callable[[], str],
+    leave: Callable[[float], bool],
 ) -> None:
     """Register the kernels, and the device with process groups: `init_process_group()`, "tarry", "gloo" and
     "cpu:gloo,tarry:gloo" all serve it."""
     kernels = Kernels(synchronize, reduction, place)
+    groups.install(leave)
     dist.Backend.register_backend("tarry", _process_group, devices=["tarry"])
     dist.Backend.backend_capability["gloo"].append("tarry")
     distributed_c10d.BackendConfig.__init__ = _with_host(distributed_c10d.BackendConfig.__init__)  # type: ignore[method-assign]
@@ -194,14 +198,8 @@ class Kernels:
         in_place = name.endswith("_")
         if factor is not None:
             given = given.mul_(factor) if in_place else given * factor
-        known = "SUM" if op in ("AVG", "PREMUL_SUM") else op
         note = f", {op}" + "".join(f", root {root}" for root in args)
-        result = self._record(name, process_group, given, known, *args, note=note)
-        if op == "AVG":
-            result = tensor.data if in_place else result
-            whole = not (tensor.is_floating_point() or tensor.is_complex())  # NCCL cuts off the fraction
-            result = result.div_(process_group.size(), rounding_mode="trunc" if whole else None)
-        return result
+        return self._record(name, process_group, given, "SUM" if op == "PREMUL_SUM" else op, *args, note=note)
 
     # ---- operators that write their arguments: torch.distributed, and the reducer of DDP
 

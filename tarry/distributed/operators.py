@@ -5,7 +5,8 @@ in the order of the program; and `ticket`, the number under which `agreement.py`
 to the recorder, so it is not part of a graph; a float, since integers are taken for sizes. Groups have names that are
 the same on every rank (`groups.py`), so that ranks can share programs.
 
-A kernel runs on the real device. Where the group has no backend for it, the host communicates.
+A kernel runs on the real device. Where the group has no backend for it, the host communicates. It only *starts* a
+collective: whoever runs it has `wait(ticket)` called before anything looks at its results (`Group.run`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tarry.distributed.groups import Group, find_group
+from tarry.distributed.groups import Group, Started, find_group, wait
 
 NAMESPACE = "tarry_c10d"
 
@@ -43,6 +44,8 @@ def define() -> torch.library.Library:
         library.impl(name, _SHAPES.get(name, _writes), "Meta")
         for key in ("CPU", "CUDA"):
             library.impl(name, _KERNELS[name], key)
+    library.define("wait(float ticket) -> ()")
+    library.impl("wait", wait, "CompositeExplicitAutograd")
     return library
 
 
@@ -78,31 +81,55 @@ _SHAPES: dict[str, Callable[..., Tensor]] = {
 # ---- kernels
 
 
+def _mean(tensor: Tensor, reduction: str, group: Group) -> None:
+    """Finish an AVG, which not all backends have."""
+    if reduction == "AVG":
+        whole = not (tensor.is_floating_point() or tensor.is_complex())
+        tensor.div_(group.process_group.size(), rounding_mode="trunc" if whole else None)
+
+
 def _reduction(name: str) -> dist.ReduceOp:
-    return dist.ReduceOp(getattr(dist.ReduceOp, name))
+    return dist.ReduceOp(getattr(dist.ReduceOp, "SUM" if name == "AVG" else name))
 
 
-def _in_place(group: Group, ticket: float, tensor: Tensor, call: Callable[[Tensor], Any]) -> None:
+def _in_place(
+    group: Group, ticket: float, tensor: Tensor, call: Callable[[Tensor], Any], finish: Callable[[Tensor], None]
+) -> None:
     """Have a collective write a tensor, or a copy of it where it is not contiguous or the group cannot reach it."""
-    with group.turn(ticket):
+
+    def start() -> Started:
         given = group.reachable(tensor)
-        group.finish(call(given))
-        if given is not tensor:
-            tensor.copy_(given)
+
+        def end() -> None:
+            finish(given)
+            if given is not tensor:
+                tensor.copy_(given)
+
+        return Started(call(given), (given, tensor), end)
+
+    group.run(ticket, start)
 
 
 def _all_reduce(tensor: Tensor, order: Tensor, ticket: float, reduction: str, name: str) -> None:
     group = find_group(name)
     options = dist.AllreduceOptions()
     options.reduceOp = _reduction(reduction)
-    _in_place(group, ticket, tensor, lambda tensor: group.process_group.allreduce([tensor], options))
+    _in_place(
+        group,
+        ticket,
+        tensor,
+        lambda tensor: group.process_group.allreduce([tensor], options),
+        lambda tensor: _mean(tensor, reduction, group),
+    )
 
 
 def _broadcast(tensor: Tensor, order: Tensor, ticket: float, root: int, name: str) -> None:
     group = find_group(name)
     options = dist.BroadcastOptions()
     options.rootRank = root
-    _in_place(group, ticket, tensor, lambda tensor: group.process_group.broadcast([tensor], options))
+    _in_place(
+        group, ticket, tensor, lambda tensor: group.process_group.broadcast([tensor], options), lambda tensor: None
+    )
 
 
 def _reduce(tensor: Tensor, order: Tensor, ticket: float, reduction: str, root: int, name: str) -> None:
@@ -110,67 +137,99 @@ def _reduce(tensor: Tensor, order: Tensor, ticket: float, reduction: str, root: 
     options = dist.ReduceOptions()
     options.reduceOp = _reduction(reduction)
     options.rootRank = root
+
+    def call(tensor: Tensor) -> Any:
+        return group.process_group.reduce([tensor], options)
+
     if group.process_group.rank() == root:
-        _in_place(group, ticket, tensor, lambda tensor: group.process_group.reduce([tensor], options))
+        _in_place(group, ticket, tensor, call, lambda tensor: _mean(tensor, reduction, group))
     else:  # backends leave partial sums in it
-        with group.turn(ticket):
-            group.finish(group.process_group.reduce([group.reachable(tensor).clone()], options))
+
+        def start() -> Started:
+            given = group.reachable(tensor).clone()
+            return Started(call(given), (given,))
+
+        group.run(ticket, start)
+
+
+def _fresh(
+    group: Group,
+    ticket: float,
+    tensor: Tensor,
+    sizes: Sequence[int],
+    call: Callable[[Tensor, Tensor], Any],
+    finish: Callable[[Tensor], None] = lambda result: None,
+) -> Tensor:
+    """Have a collective give a tensor of these sizes; `call` takes what is given and what is to be written."""
+    result = tensor.new_empty(tuple(sizes))
+
+    def start() -> Started:
+        given = group.reachable(tensor)
+        written = result if given.device == result.device else given.new_empty(tuple(sizes))
+
+        def end() -> None:
+            finish(written)
+            if written is not result:
+                result.copy_(written)
+
+        return Started(call(given, written), (given, written, result), end)
+
+    group.run(ticket, start)
+    return result
 
 
 def _all_gather(tensor: Tensor, order: Tensor, ticket: float, size: int, name: str) -> Tensor:
     group = find_group(name)
-    with group.turn(ticket):
-        given = group.reachable(tensor)
-        parts = given.new_empty((size, *given.shape))
-        group.finish(group.process_group.allgather([list(parts.unbind())], [given]))
-        return parts.to(tensor.device)
+
+    def call(given: Tensor, parts: Tensor) -> Any:
+        return group.process_group.allgather([list(parts.unbind())], [given])
+
+    return _fresh(group, ticket, tensor, (size, *tensor.shape), call)
 
 
 def _reduce_scatter(tensor: Tensor, order: Tensor, ticket: float, reduction: str, name: str) -> Tensor:
     group = find_group(name)
     options = dist.ReduceScatterOptions()
     options.reduceOp = _reduction(reduction)
-    with group.turn(ticket):
-        given = group.reachable(tensor)
-        part = given.new_empty(given.shape[1:])
-        group.finish(group.process_group.reduce_scatter([part], [list(given.unbind())], options))
-        return part.to(tensor.device)
+
+    def call(given: Tensor, part: Tensor) -> Any:
+        return group.process_group.reduce_scatter([part], [list(given.unbind())], options)
+
+    return _fresh(group, ticket, tensor, tensor.shape[1:], call, lambda part: _mean(part, reduction, group))
 
 
 def _all_to_all(
     tensor: Tensor, order: Tensor, ticket: float, output_splits: Sequence[int], input_splits: Sequence[int], name: str
 ) -> Tensor:
     group = find_group(name)
-    with group.turn(ticket):
-        given = group.reachable(tensor)
-        result = given.new_empty((sum(output_splits), *given.shape[1:]))
-        work = group.process_group.alltoall_base(
-            result, given, list(output_splits), list(input_splits), dist.AllToAllOptions()
-        )
-        group.finish(work)
-        return result.to(tensor.device)
+
+    def call(given: Tensor, result: Tensor) -> Any:
+        splits = (list(output_splits), list(input_splits))
+        return group.process_group.alltoall_base(result, given, *splits, dist.AllToAllOptions())
+
+    return _fresh(group, ticket, tensor, (sum(output_splits), *tensor.shape[1:]), call)
 
 
 def _gather(tensor: Tensor, order: Tensor, ticket: float, size: int, root: int, name: str) -> Tensor:
     group = find_group(name)
     options = dist.GatherOptions()
     options.rootRank = root
-    with group.turn(ticket):
-        given = group.reachable(tensor)
-        parts = given.new_empty((size, *given.shape))
-        group.finish(group.process_group.gather([list(parts.unbind())] if size else [], [given], options))
-        return parts.to(tensor.device)
+
+    def call(given: Tensor, parts: Tensor) -> Any:
+        return group.process_group.gather([list(parts.unbind())] if size else [], [given], options)
+
+    return _fresh(group, ticket, tensor, (size, *tensor.shape), call)
 
 
 def _scatter(tensor: Tensor, order: Tensor, ticket: float, root: int, name: str) -> Tensor:
     group = find_group(name)
     options = dist.ScatterOptions()
     options.rootRank = root
-    with group.turn(ticket):
-        given = group.reachable(tensor)
-        part = given.new_empty(given.shape[1:])
-        group.finish(group.process_group.scatter([part], [list(given.unbind())] if len(given) else [], options))
-        return part.to(tensor.device)
+
+    def call(given: Tensor, part: Tensor) -> Any:
+        return group.process_group.scatter([part], [list(given.unbind())] if len(given) else [], options)
+
+    return _fresh(group, ticket, tensor, tensor.shape[1:], call)
 
 
 _KERNELS: dict[str, Callable[..., Any]] = {

@@ -48,9 +48,9 @@ FIELDS: dict[str, Field] = {
         Field("remedy", "", "what to write instead, in words"),
         Field("operations", 0, "operators of the graph"),
         Field("path", "", 'what computed the step: "reference", "compiled", "native" or "replayed"'),
-        Field("start", 0.0, "time.perf_counter() when its recording began"),
+        Field("start", 0.0, "time.perf_counter() when its recording began; of a collective: when it did"),
         Field("record_seconds", 0.0, "from the first recorded operator to the cut: the program's own Python"),
-        Field("wait_seconds", 0.0, "of `seconds`: until the step before was done"),
+        Field("wait_seconds", 0.0, "of `seconds`: until the step before was done; until the other ranks were"),
         Field("execute_seconds", 0.0, "of `seconds`: in the program or the reference path; compiles are in neither"),
         Field("device", 0, "N of tarry:N"),
         Field("key", None, "what identifies the graph, or the stored program"),
@@ -63,6 +63,7 @@ FIELDS: dict[str, Field] = {
         Field("op", "", "the operator"),
         Field("method", "", 'how the value was read: "item", or "copy" for .cpu(), .tolist(), print'),
         Field("bytes", 0, "how much"),
+        Field("ranks", 0, "how many processes take part"),
         Field("direction", "", "of a transfer"),
         Field("stage", "", 'where it failed: "compile", "execute", "set_backend" or "teardown"'),
         Field("error", "", "the error"),
@@ -111,6 +112,12 @@ KINDS: dict[str, Kind] = {
         Kind("execute", "", "a program or the reference path has computed a step"),
         Kind("cache_hit", "", "a step found its program"),
         Kind("transfer", "", "data went to a backend that has its own", ("direction", "bytes")),
+        Kind(
+            "collective",
+            "collective",
+            "a collective is done: it went on beside other work, and the step has waited for `seconds` of it",
+            ("op", "bytes", "ranks", "start", "wait_seconds"),
+        ),
         # ---- compiles
         Kind("compiling", "compile", "a compile begins", ("operations", "again", "background", "backend", "lines")),
         Kind(

@@ -6,7 +6,7 @@ This is the judge of the passes: a pass is right if the graph before and the gra
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -50,9 +50,11 @@ def run_node(
     environment: dict[Value, torch.Tensor],
     numbers: Sequence[int | float | complex],
     device: torch.device,
+    spare: Container[Value] = (),
 ) -> None:
-    """Run one node: the environment has its operands, and gets its results."""
-    for value, result in zip(node.outputs, _run(node, environment, numbers, device), strict=True):
+    """Run one node: the environment has its operands, and gets its results. What it writes it copies first, but for
+    operands that are `spare`: nothing else looks at their buffers."""
+    for value, result in zip(node.outputs, _run(node, environment, numbers, device, spare), strict=True):
         if value is not None:
             environment[value] = _as_typed(result, value, node)
 
@@ -62,6 +64,7 @@ def _run(
     environment: dict[Value, torch.Tensor],
     numbers: Sequence[int | float | complex],
     device: torch.device,
+    spare: Container[Value],
 ) -> Sequence[torch.Tensor | None]:
     def concrete(leaf: Any) -> Any:
         if isinstance(leaf, Value):
@@ -85,7 +88,8 @@ def _run(
     described = operator(node.op)
     written: list[torch.Tensor] = []
     for index in described.written:
-        args[index] = map_leaves(args[index], lambda leaf: None if leaf is None else _own_copy(leaf))
+        if node.args[index] not in spare:
+            args[index] = map_leaves(args[index], lambda leaf: None if leaf is None else _own_copy(leaf))
         written.extend(tensor for tensor in _flat(args[index]) if tensor is not None)
     with _seeded(device, None if node.seed is None else int(numbers[node.seed.index].real)):
         result = call(node.op, tuple(args))

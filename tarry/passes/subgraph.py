@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from tarry.ir.graph import Graph, GraphBuilder, Node, Value, map_leaves
+from tarry.ir.graph import Graph, GraphBuilder, Node, Number, Value, map_leaves
 
 
 def subgraph(
@@ -13,16 +14,24 @@ def subgraph(
     takes: Sequence[Value],
     gives: Sequence[Value],
     replaces: Sequence[int | None] | None = None,
+    numbers: Sequence[Number] | None = None,
 ) -> Graph:
-    """Some nodes as a graph from `takes` to `gives`, which are values of the whole one. Numbers keep their indices."""
+    """Some nodes as a graph from `takes` to `gives`, which are values of the whole one. It has these of its numbers, or
+    all of them."""
     builder = GraphBuilder()
-    for number in graph.numbers:
-        builder.number(number.kind, number.dtype, number.value)
+    given = graph.numbers if numbers is None else numbers
+    own = {number.index: builder.number(number.kind, number.dtype, number.value) for number in given}
     table = {value: builder.input(value.type) for value in takes}
+
+    def local(leaf: Any) -> Any:
+        if isinstance(leaf, Value):
+            return table[leaf]
+        return own[leaf.index] if isinstance(leaf, Number) else leaf
+
     for node in nodes:
         types = [None if value is None else value.type for value in node.outputs]
-        args = map_leaves(node.args, lambda leaf: table[leaf] if isinstance(leaf, Value) else leaf)
-        made = builder.node(node.op, args, types, site=node.site, region=node.region, kept=node.kept, seed=node.seed)
+        args, seed = map_leaves(node.args, local), local(node.seed)
+        made = builder.node(node.op, args, types, site=node.site, region=node.region, kept=node.kept, seed=seed)
         table.update((old, new) for old, new in zip(node.outputs, made, strict=True) if old and new)
     return builder.finish([table[value] for value in gives], replaces)
 

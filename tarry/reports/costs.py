@@ -15,6 +15,7 @@ GROUPS = {
     "slow_compile": "slow compiles",
     "takeover": "takeovers",
     "budget_cut": "cuts",
+    "collective": "collectives",
     "compiling": "",
     "sync": "",  # a step is no cost of its own: the timeline has it
     "execute": "",
@@ -96,7 +97,7 @@ def _what(event: dict[str, Any]) -> str:
     match event["kind"]:
         case "read":
             return f".{event.get('method', '')}()"
-        case "fallback":
+        case "fallback" | "collective":
             return str(event.get("op", ""))
         case "compile":
             return f"{event.get('operations', 0)} operator{'' if event.get('operations') == 1 else 's'}"

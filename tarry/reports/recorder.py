@@ -30,7 +30,7 @@ MAX_ROUTINE = 2_000_000
 """Events that are written of kinds that come with each step; about 300 MB."""
 IDLENESS = 2.0
 """How long the recorder's thread pauses between two pieces of a graph, as a multiple of what a piece took."""
-ROUTINE = frozenset({"sync", "transfer", "read", "replay", "replay_verified", "reference"})
+ROUTINE = frozenset({"sync", "transfer", "read", "collective", "replay", "replay_verified", "reference"})
 """Kinds of events that come with each step."""
 LEFT_OUT = frozenset({"execute", "cache_hit"})
 """Kinds that say nothing that `sync` does not say."""

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from tarry.reports.reading import Run, ordered
 
-CATEGORIES = ("record", "reference", "execute", "compile", "wait", "read", "fallback")
-RECORD, REFERENCE, EXECUTE, COMPILE, WAIT, READ, FALLBACK = range(len(CATEGORIES))
+CATEGORIES = ("record", "reference", "execute", "compile", "wait", "read", "fallback", "collective")
+RECORD, REFERENCE, EXECUTE, COMPILE, WAIT, READ, FALLBACK, COLLECTIVE = range(len(CATEGORIES))
 ENDS = frozenset({"optimizer.step", "mark_step", "replay"})
 """Reasons of syncs that end a step of the program. A run without any has no other steps than its syncs."""
 COMPILED = frozenset({"compiled", "native", "replayed"})
@@ -147,6 +147,10 @@ def _spans(event: dict[str, Any], step: int, interpreted: bool) -> Iterator[Span
             yield span(end - seconds, seconds, READ, f".{event.get('method', '')}() {where(event)}")
         case "fallback":
             yield span(end - seconds, seconds, FALLBACK, f"{event.get('op', '')} {where(event)}")
+        case "collective":
+            start, waited = event.get("start", end - seconds), event.get("wait_seconds", 0.0)
+            label = f"{event.get('op', '')}, {event.get('bytes', 0):,} bytes, waited for {waited * 1e3:.1f} ms"
+            yield span(start, end - start, COLLECTIVE, f"{label} {where(event)}")
 
 
 def where(event: dict[str, Any]) -> str:

@@ -6,8 +6,8 @@ results, and what their faults are turned into. A backend only sees graphs, data
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -18,7 +18,7 @@ from tarry import events, places
 from tarry.backends.base import Backend, Batch, Computation, PythonNumber
 from tarry.backends.partition import Part, compiles, partition
 from tarry.config import config
-from tarry.errors import BackendError, FallbackError
+from tarry.errors import BackendError, CollectiveError, FallbackError
 from tarry.ir.evaluate import run_node
 from tarry.ir.graph import Graph, Node, Value, producers, unread
 from tarry.ir.operators import COLLECTIVES
@@ -48,6 +48,7 @@ class Program:
         self._converts = not self._opaque and converts(backend)
         on_device = [node for node in graph.nodes if not compiles(backend, node)]
         self._unknown = [node for node in on_device if node.op not in COLLECTIVES]
+        self._inputs = frozenset(graph.inputs)
         self._whole: Computation | None = None
         self._parts: list[tuple[Part, Computation | None]] = []
         if not on_device:
@@ -176,36 +177,50 @@ class Program:
             return self._whole.run(inputs, numbers)
         environment: dict[Value, Any] = dict(zip(self._graph.inputs, inputs, strict=True))
         inputs.clear()
-        for part, compiled in self._parts:
-            if compiled is not None:
-                self._run_part(part, compiled, environment, numbers)
-            else:
-                self._run_on_device(part, environment, numbers)
-            for value in part.drops:
-                del environment[value]
+        outstanding = Outstanding()
+        with outstanding:
+            for part, compiled in self._parts:
+                if compiled is not None:
+                    outstanding.wait_for(part.takes)
+                    self._run_part(part, compiled, environment, numbers)
+                else:
+                    self._run_on_device(part, environment, numbers, outstanding)
+                for value in part.drops:
+                    del environment[value]
         return [environment[value] for value in self._graph.outputs]
 
     def _run_part(
         self, part: Part, compiled: Computation, environment: dict[Value, Any], numbers: list[PythonNumber]
     ) -> None:
-        results = compiled.run([environment[value] for value in part.takes], numbers)
+        given = [environment[value] for value in part.takes]
+        results = compiled.run(given, [numbers[k] for k in part.numbers] + numbers[len(self._graph.numbers) :])
         _check_count(results, len(part.gives))
         for value, result in zip(part.gives, results, strict=True):
             plain = not self._opaque and not self._converts
             environment[value] = self._typed(value, result) if plain else result
 
-    def _run_on_device(self, part: Part, environment: dict[Value, Any], numbers: list[PythonNumber]) -> None:
-        """Run operators that the backend does not know, on the real device."""
+    def _run_on_device(
+        self, part: Part, environment: dict[Value, Any], numbers: list[PythonNumber], outstanding: Outstanding
+    ) -> None:
+        """Run operators that the backend does not know, and start collectives, on the real device."""
         backend = self._backend
         here, fallback = torch.device(backend.device), torch.device(backend.fallback_device())
+        plain = not self._opaque and not self._converts and here == fallback
+        spare = {value for value in part.drops if plain and self._is_spare(value, environment)}
         unknown = set(map(id, self._unknown))
         local: dict[Value, torch.Tensor] = {}
         for value in part.takes:
+            if not plain:
+                outstanding.wait_for([value])
             local[value] = self._typed(value, backend.to_tensor(environment[value])).to(fallback)
         for node in part.nodes:
-            if id(node) in unknown:  # others are collectives, and views that these read
-                start = perf_counter()
-                run_node(node, local, numbers, fallback)
+            if node.op in COLLECTIVES:
+                outstanding.start(node, partial(run_node, node, local, numbers, fallback, spare))
+                continue
+            outstanding.wait_for(node.operands)
+            start = perf_counter()
+            run_node(node, local, numbers, fallback)
+            if id(node) in unknown:  # others are views
                 site = node.site
                 events.emit(
                     "fallback",
@@ -214,10 +229,17 @@ class Program:
                     seconds=perf_counter() - start,
                     **places.of_line(*(site.file, site.line, site.module) if site else ("", 0, "")),
                 )
-            else:
-                run_node(node, local, numbers, fallback)
         for value in part.gives:
+            if not plain:
+                outstanding.wait_for([value])
             environment[value] = backend.to_data(self._typed(value, local[value]).to(here))
+
+    def _is_spare(self, value: Value, environment: dict[Value, Any]) -> bool:
+        """Whether nothing but the environment knows the buffer of a value, under one name."""
+        tensor = environment[value]
+        known = sum(other is tensor for other in environment.values())
+        storage = tensor.untyped_storage()  # which counts itself
+        return value not in self._inputs and known == 1 and torch._C._storage_Use_Count(storage._cdata) == 2
 
     def _typed(self, value: Value, tensor: Any) -> torch.Tensor:
         return as_typed(tensor, value.type, lambda: f"its program{self._made_by(value)}")
@@ -251,8 +273,12 @@ class Program:
     def _diagnose(self, batch: Batch, error: Exception) -> None:
         """A program failed. If the reference path fails as well, the error is the program's own, and that path says at
         which line; if it does not, the fault is the backend's, and the values are there all the same."""
-        if not batch.interpret(interruptible=False):
-            return  # an operator of another thread failed, and is reported there
+        try:
+            if not batch.interpret(interruptible=False):
+                return  # an operator of another thread failed, and is reported there
+        except CollectiveError as second:
+            second.add_note(f"The program of {self._what} had failed: {type(error).__name__}: {error}")
+            raise second from error
         what = str(error) if isinstance(error, BackendError) else f"{type(error).__name__}: {error}"
         reason = f"its program of {self._what} failed: {what}"
         place = places.here()
@@ -264,6 +290,36 @@ class Program:
             f"The values were computed by the reference path instead, so nothing is lost. tarry.set_backend('eager') "
             f"goes on without this backend."
         ) from error
+
+
+class Outstanding:
+    """The collectives that a run has started and not waited for, by what they give. None is left at its end."""
+
+    def __init__(self) -> None:
+        self._tickets: dict[Value, float] = {}
+
+    def start(self, node: Node, run: Callable[[], None]) -> None:
+        """Run a collective's node. It may read the order while the one before it goes on: that is its last result."""
+        self.wait_for(node.operands)
+        for ticket in C.collect_tickets(run):
+            value = next((value for value in node.outputs[:-1] if value is not None), node.outputs[-1])
+            assert value is not None
+            self._tickets[value] = ticket
+
+    def wait_for(self, values: Iterable[Value]) -> None:
+        """Have what is given in these values there."""
+        for value in values:
+            ticket = self._tickets.pop(value, None)
+            if ticket is not None:
+                torch.ops.tarry_c10d.wait(ticket)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for value in list(self._tickets):
+            with suppress(Exception) if kind else nullcontext():  # the first error is the one to report
+                self.wait_for([value])
 
 
 def is_out_of_memory(error: BaseException) -> bool:

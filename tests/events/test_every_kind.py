@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import tarry
 from tarry.backends.base import Computation
@@ -58,6 +60,14 @@ class Choosy(Portable):
 
     def supports(self, node: Any) -> bool:
         return node.op != "aten::cumsum"
+
+
+def _collective() -> None:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    x = _x()
+    dist.all_reduce(x)  # here
+    tarry.sync()
+    dist.destroy_process_group()
 
 
 def _sync() -> None:
@@ -247,6 +257,7 @@ PROGRAMS: dict[str, tuple[Callable[[], None], ...]] = {
     "execute": (_sync,),
     "cache_hit": (_takeover,),
     "transfer": (_transfer,),
+    "collective": (_collective,),
     "compiling": (_compile, _recompile, _takeover),
     "compile": (_compile, _recompile, _takeover),
     "slow_compile": (_compile, _takeover),

@@ -8,6 +8,7 @@
 #include "device/hooks.h"
 #include "device/host_memory.h"
 #include "device/profiler.h"
+#include "execute/outstanding.h"
 #include "record/provenance.h"
 
 namespace py = pybind11;
@@ -106,6 +107,22 @@ std::pair<int, py::object> reduction(const torch::jit::Object& boxed) {
   return {op->op_, factor.tensor_factor.defined() ? py::cast(factor.tensor_factor) : py::cast(factor.double_factor)};
 }
 
+void bind_collectives(py::module& m) {
+  m.def("reduction", &reduction, py::arg("boxed"));
+  m.def(
+      "leave_outstanding", &CollectTickets::leave, py::arg("ticket"),
+      "Whether a collective that was started may go on: what runs it waits for it later.");
+  m.def(
+      "collect_tickets",
+      [](const py::object& call) {
+        std::vector<double> tickets;
+        const CollectTickets collecting(&tickets);
+        call();
+        return tickets;
+      },
+      py::arg("call"), "The tickets of the collectives that `call()` has started and left outstanding.");
+}
+
 void bind_device(py::module& m) {
   register_profiler();
   py::class_<DeviceTime>(m, "DeviceTime", "While it lives, a profiler takes what happens for work of the device.")
@@ -117,7 +134,7 @@ void bind_device(py::module& m) {
   m.def("exchange_device", [](int64_t index) { return static_cast<int>(exchange_device(narrow(index))); }, py::arg("index"));
   m.def("is_used", [] { return detail::use.load() != detail::Use::None; }, "Whether anything was ever made on the device.");
   m.def("in_bad_fork", &in_bad_fork);
-  m.def("reduction", &reduction, py::arg("boxed"));
+  bind_collectives(m);
   m.def("check_fork", &check_fork);
   m.def(
       "default_generator",

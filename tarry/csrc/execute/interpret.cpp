@@ -232,6 +232,72 @@ void Interpreter::try_execute(Node& node) {
     const uint32_t lane = lane_of(node);
     fail(node, caught_failure(lane, "while executing " + node.op->name + ", recorded at " + describe_site(node.site)));
   }
+  for (const double ticket : started_) {
+    outstanding_.push_back({ticket, &node});
+  }
+  started_.clear();
+}
+
+static void wait_for_ticket(double ticket) {
+  static const auto wait = c10::Dispatcher::singleton().findSchemaOrThrow("tarry_c10d::wait", "").typed<void(double)>();
+  wait.call(ticket);
+}
+
+void Interpreter::wait_for(const Outstanding& collective) {
+  Node& node = *collective.node;
+  try {
+    wait_for_ticket(collective.ticket);
+  } catch (...) {
+    FailurePtr failure = caught_failure(
+        lane_of(node), "while executing " + node.op->name + ", recorded at " + describe_site(node.site));
+    if (!failure_of(node)) {
+      take_back(node);
+      fail(node, std::move(failure));
+    }
+  }
+}
+
+// What a node has written goes back to where it was taken from.
+void Interpreter::take_back(const Node& node) {
+  const auto fresh = static_cast<uint32_t>(node.signature->fresh.size());
+  for (uint32_t i = 0; i < node.outputs(); ++i) {
+    at::Tensor value = std::move(values_[batch_.slot_of(node) + i]);
+    if (i >= fresh) {
+      const Edge& before = node.edges[node.mutations[i - fresh].edge];
+      at::Tensor& home = values_[batch_.slot_of(*before.node) + before.output];
+      if (!home.defined()) {
+        home = std::move(value);
+      }
+    }
+  }
+}
+
+// After a failure, what an edge reads is not simply the node's result: nothing stays outstanding then.
+void Interpreter::wait_for_inputs(const Node& node) {
+  const auto is_read = [&](const Outstanding& collective) {
+    return !failed_.empty() || std::any_of(node.edges.begin(), node.edges.end(), [&](const Edge& edge) {
+      return edge.node.get() == collective.node && edge.output + 1 != collective.node->outputs(); // the last one is the order
+    });
+  };
+  for (size_t i = 0; i < outstanding_.size();) {
+    if (is_read(outstanding_[i])) {
+      const Outstanding collective = outstanding_[i];
+      outstanding_.erase(outstanding_.begin() + static_cast<std::ptrdiff_t>(i));
+      wait_for(collective);
+    } else {
+      ++i;
+    }
+  }
+}
+
+void Interpreter::give_up_waiting() {
+  for (const Outstanding& collective : std::exchange(outstanding_, {})) {
+    try {
+      wait_for_ticket(collective.ticket);
+    } catch (...) {
+      take_back(*collective.node);
+    }
+  }
 }
 
 // A thread that reads what another's operator failed to compute fails with the same error.
@@ -283,6 +349,7 @@ std::vector<at::Tensor> Interpreter::take_outputs() {
 std::vector<at::Tensor> Interpreter::evaluate() {
   count_uses();
   const PlainDispatch plain;
+  const CollectTickets none(nullptr);
   for (const NodePtr& node : batch_.order) {
     execute(*node);
   }
@@ -293,6 +360,7 @@ bool Interpreter::run() {
   count_uses();
   PlainDispatch plain;
   const RecordedSwitches switches(*batch_.state);
+  const CollectTickets collecting(&started_);
   if (!batch_.lost.empty()) {
     for (const Node* leaf : batch_.lost) {
       failed_[leaf] = batch_.loss;
@@ -310,6 +378,9 @@ bool Interpreter::run() {
       if (interruptible_ && failed_.empty() && (++count & 63) == 0) {
         check_signals();
       }
+      if (C10_UNLIKELY(!outstanding_.empty())) {
+        wait_for_inputs(*node);
+      }
       if (C10_UNLIKELY(!failed_.empty())) {
         if (FailurePtr failure = inherited_failure(*node)) {
           fail(*node, std::move(failure));
@@ -318,8 +389,12 @@ bool Interpreter::run() {
       }
       try_execute(*node);
     }
+    for (const Outstanding& collective : std::exchange(outstanding_, {})) {
+      wait_for(collective);
+    }
   } catch (...) {
     // Interrupted: everything is still pending, and nothing is lost.
+    give_up_waiting();
     std::lock_guard<std::mutex> guard(batch_.state->mutex);
     keep_results();
     throw;

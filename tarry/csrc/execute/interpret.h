@@ -9,6 +9,7 @@
 
 #include "core/arguments.h"
 #include "execute/batch.h"
+#include "execute/outstanding.h"
 
 namespace tarry {
 
@@ -47,6 +48,15 @@ class Interpreter {
   void call(const Node& node);
   void store_results(Node& node);
   void store(Node& node, uint32_t output, at::Tensor value);
+  // Collectives are waited for where their results are first read. One that fails then has left its arguments as they are.
+  struct Outstanding {
+    double ticket;
+    Node* node;
+  };
+  void wait_for(const Outstanding& collective);
+  void wait_for_inputs(const Node& node);
+  void give_up_waiting(); // after an interrupt: as if the collectives that fail now had not run
+  void take_back(const Node& node);
   void check_signals();
   // Keeps what is computed so far with its nodes, for nodes that still need it: the batch can be taken up again later.
   void keep_results(); // under the lock
@@ -85,6 +95,8 @@ class Interpreter {
   std::vector<uint32_t> uses_; // edges and roots that still need the value
   torch::jit::Stack stack_;
   std::vector<std::pair<uint32_t, at::Tensor>> written_; // of the node in execution: slot and buffer written
+  std::vector<double> started_;                          // collectives, by the node in execution
+  std::vector<Outstanding> outstanding_;
   ska::flat_hash_map<const Node*, FailurePtr> failed_;
   struct FirstFailure {
     const Node* node; // null: a program, before any node

@@ -11,6 +11,7 @@
 #include "execute/executor.h"
 #include "execute/callbacks.h"
 #include "execute/event_log.h"
+#include "execute/outstanding.h"
 #include "execute/serve.h"
 #include "record/host_mode.h"
 #include "record/opaque.h"
@@ -331,6 +332,7 @@ void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reaso
   }
   try {
     PlainDispatch plain;
+    const CollectTickets none(nullptr);
     const CountedMemory counted(state->index);
     std::optional<SeededCall> seeded;
     if (draws_on_host(op, arguments)) {

@@ -1,7 +1,7 @@
 // Tables and lists with a filter: costs by place, memory, events.
 
 const GROUPS = [
-  ["reads", "Reads: the program waited for a value"], ["fallbacks", "Fallbacks: operators that ran by themselves"], ["compiles", "Compiles"], ["slow compiles", "Compiles that took long"], ["takeovers", "Programs from the background that took over"], ["cuts", "Steps that were cut because enough was pending"],
+  ["reads", "Reads: the program waited for a value"], ["fallbacks", "Fallbacks: operators that ran by themselves"], ["compiles", "Compiles"], ["slow compiles", "Compiles that took long"], ["takeovers", "Programs from the background that took over"], ["cuts", "Steps that were cut because enough was pending"], ["collectives", "Collectives: what was not done while something else was"],
   ["replays", "Replays (tarry.compile)"], ["reference path", "Steps on the reference path"], ["store", "Programs on disk"], ["failures", "Failures"], ["other", "Other"],
 ];
 

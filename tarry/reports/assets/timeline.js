@@ -1,7 +1,8 @@
 // What each thread did when. The canvas draws what is in sight; spans that fall into the same pixel are drawn once.
 
 const ROW = 22, LABEL = 16, TOP = 24;
-const BESIDE = new Set(["read", "fallback"]); // what contains other spans has a row of its own
+const BESIDE = { read: 1, fallback: 1, collective: 2 }; // what contains other spans, or goes on beside them, has a row of its own
+const ROWS = ["", ": reads and fallbacks", ": collectives"];
 
 class Timeline {
   constructor(runs) {
@@ -33,17 +34,17 @@ class Timeline {
       const rows = new Map();
       for (let k = 0; k < spans.start.length; k++) {
         const name = state.data.categories[spans.category[k]];
-        const key = spans.thread[k] * 2 + (BESIDE.has(name) ? 1 : 0);
+        const key = spans.thread[k] * ROWS.length + (BESIDE[name] || 0);
         if (!rows.has(key)) rows.set(key, []);
         rows.get(key).push(k);
       }
       for (const key of [...rows.keys()].sort((a, b) => a - b)) {
         const indices = rows.get(key);
-        const thread = run.threads[key >> 1] || `thread ${key >> 1}`;
+        const thread = run.threads[Math.floor(key / ROWS.length)] || `thread ${Math.floor(key / ROWS.length)}`;
         const owner = runs.length > 1 ? `${run.name} · ` : "";
         let longest = 0, end = 0;
         for (const k of indices) { longest = Math.max(longest, spans.length[k]); end = Math.max(end, spans.start[k] + spans.length[k]); }
-        tracks.push({ run, shift, indices, longest, name: `${owner}${thread}${key & 1 ? ": reads and fallbacks" : ""}`, begin: spans.start[indices[0]] + shift, end: end + shift });
+        tracks.push({ run, shift, indices, longest, name: `${owner}${thread}${ROWS[key % ROWS.length]}`, begin: spans.start[indices[0]] + shift, end: end + shift });
       }
     }
     return tracks;
@@ -202,13 +203,12 @@ function chromeTrace(runs) {
     const shift = state.data.mode === "ranks" ? Math.round((run.header.started - first) * 1e6) : 0;
     events.push({ ph: "M", pid: k, name: "process_name", args: { name: run.name } });
     for (const [thread, name] of Object.entries(run.threads)) {
-      events.push({ ph: "M", pid: k, tid: Number(thread) * 2, name: "thread_name", args: { name } });
-      events.push({ ph: "M", pid: k, tid: Number(thread) * 2 + 1, name: "thread_name", args: { name: `${name}: reads and fallbacks` } });
+      for (const [row, text] of ROWS.entries()) events.push({ ph: "M", pid: k, tid: Number(thread) * ROWS.length + row, name: "thread_name", args: { name: `${name}${text}` } });
     }
     const { start, length, category, thread, step, label, labels } = run.spans;
     for (let i = 0; i < start.length; i++) {
       const name = state.data.categories[category[i]];
-      events.push({ ph: "X", pid: k, tid: thread[i] * 2 + (BESIDE.has(name) ? 1 : 0), ts: start[i] + shift, dur: length[i], name, cat: name, args: { what: labels[label[i]], step: step[i] + 1 } });
+      events.push({ ph: "X", pid: k, tid: thread[i] * ROWS.length + (BESIDE[name] || 0), ts: start[i] + shift, dur: length[i], name, cat: name, args: { what: labels[label[i]], step: step[i] + 1 } });
     }
   }
   return { traceEvents: events, displayTimeUnit: "ms" };

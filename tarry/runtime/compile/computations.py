@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -85,6 +85,7 @@ class Build:
         self.announced = False
         self.compiled = 0
         self.loaded = 0
+        self._made: dict[Graph, Computation] = {}  # by graph without lines
 
     @property
     def origin(self) -> str:
@@ -116,7 +117,15 @@ class Build:
         reasons.say(reason, self.recording.lines, self.recording.num_operations)
 
     def computation(self, graph: Graph, sizes: Sizes | None = None) -> Computation:
-        """The computation of a graph. `sizes`: of one whose sizes vary."""
+        """The computation of a graph: one for all that are equal. `sizes`: of one whose sizes vary."""
+        if sizes is not None:
+            return self._found_or_made(graph, sizes)
+        alike = replace(graph, nodes=tuple(replace(node, site=None) for node in graph.nodes))
+        if alike not in self._made:
+            self._made[alike] = self._found_or_made(graph, None)
+        return self._made[alike]
+
+    def _found_or_made(self, graph: Graph, sizes: Sizes | None) -> Computation:
         store = store_for(self.backend)
         found, free = (None, None) if store is None else self._look_up(store, graph, sizes)
         if store is None or free is None:
