@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from tarry import _api
 from tarry.backends.base import Capabilities
 from tarry.events import record
 from tarry.runtime import limits
+from tarry.runtime.compile.device_guard import keep_device_guard
 from tarry.runtime.compile.process import CannotError, CompileProcess
 from tests.runtime.portable import Portable, using
 
@@ -242,3 +244,17 @@ def test_a_worker_is_there_before_the_first_graph_where_there_are_cores_for_it(
     with using(backend, "wait"):
         assert tarry.wait_for_compiles(120)
     assert len(backend.compilers()) == (2 if cores == 1 else 0)
+
+
+def test_a_guard_for_cuda_stays_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch 2.11, built for CUDA, crashes in the second compile without it: its guard dies with its thread."""
+    calls: list[threading.Thread] = []
+    monkeypatch.setattr(
+        torch._C, "_ensureCUDADeviceGuardSet", lambda: calls.append(threading.current_thread()), raising=False
+    )
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    keep_device_guard.__wrapped__()
+    torch._C._ensureCUDADeviceGuardSet()  # as FakeTensorMode does, on a thread that ends
+    (thread,) = calls
+    assert thread.is_alive()
+    assert thread.daemon

@@ -19,6 +19,7 @@ from tarry.ir.graph import GraphBuilder
 from tarry.ir.layout import TensorType
 from tarry.runtime import limits
 from tarry.runtime.compile.computations import Build, note_family
+from tarry.runtime.compile.device_guard import keep_device_guard
 from tarry.runtime.compile.jobs import Background, Job
 from tarry.runtime.compile.observe import Observer, show_begun, show_compiled
 from tarry.runtime.compile.process import CompileProcess, StoppedError
@@ -146,6 +147,7 @@ class Compiler:
     @contextmanager
     def _build(self, backend: Backend, recording: Recording, background: bool) -> Iterator[Build]:
         start = perf_counter()
+        keep_device_guard()
         build = Build(backend, recording, self._process if background else None, None if self.observer is None else {})
         if background:
             show_begun(self.observer, build)
