@@ -1,7 +1,7 @@
 """PyTorch built for CUDA, on a machine without a GPU: compiling on a thread that ends.
 
-Entering FakeTensorMode there sets a device guard for CUDA that belongs to the thread. torch 2.11 goes on to use it when the
-thread has ended, and crashes in the next FakeTensorMode; 2.13 without CUDA and 2.15 do not. Graphs are compiled on
+Entering FakeTensorMode there sets a device guard for CUDA that belongs to the thread. torch 2.11 goes on to use it when
+the thread has ended, and crashes in the next FakeTensorMode; 2.13 without CUDA and 2.15 do not. Graphs are compiled on
 threads of their own, so the guard is set once, on a thread that does not end.
 
 Private to torch: torch._C._ensureCUDADeviceGuardSet, which FakeTensorMode calls (2.11 to 2.15).
