@@ -319,7 +319,7 @@ def test_pieces_that_draw_become_one_graph(ahead: bool) -> None:
         torch.manual_seed(3)
         blocks = [layer for _ in range(10) for layer in (nn.Linear(8, 8), nn.Tanh(), Noise(), nn.LayerNorm(8))]
         net = nn.Sequential(*blocks).to("tarry")
-        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, eps=1e-2)  # a smaller one enlarges rounding
         x = torch.randn(4, 8).to("tarry")
         for _ in range(12):
             optimizer.zero_grad()
