@@ -9,11 +9,13 @@ first: on other ranks they may have run already, and wait. So those of the CPU c
 
 Private names of torch: the `c10d` operators and their schemas, `ProcessGroup.unbox`, `_create_work_from_future`,
 `_AutoDispatchBelowAutograd`, `_c10d_functional` operators, `_resolve_process_group`,
-`distributed_c10d.BackendConfig`, `Backend.backend_capability` (2.11 and 2.13)."""
+`distributed_c10d.BackendConfig`, `Backend.backend_capability`, `rendezvous._create_c10d_store` (2.11 and 2.13)."""
 
 from __future__ import annotations
 
 import functools
+import importlib
+import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -47,6 +49,8 @@ def install(
     "cpu:gloo,tarry:gloo" all serve it."""
     kernels = Kernels(synchronize, reduction, place)
     groups.install(leave)
+    rendezvous = importlib.import_module("torch.distributed.rendezvous")  # as an attribute, it is a function
+    rendezvous._create_c10d_store = _of_this_attempt(rendezvous._create_c10d_store)  # type: ignore[attr-defined]
     dist.Backend.register_backend("tarry", _process_group, devices=["tarry"])
     dist.Backend.backend_capability["gloo"].append("tarry")
     distributed_c10d.BackendConfig.__init__ = _with_host(distributed_c10d.BackendConfig.__init__)  # type: ignore[method-assign]
@@ -57,6 +61,22 @@ def _process_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """The backend `tarry`. Recorded collectives run on real tensors, with the group's backend for these; this one is
     there for what PyTorch asks of a device's backend."""
     return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
+
+
+def _of_this_attempt(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """torchrun keeps its store when it starts the processes of a machine again. There gloo finds the addresses of those
+    that have ended, and if it reads one before it is replaced, all ranks wait for ever. So each attempt has keys of its
+    own. Not on several machines, whose agents may count attempts differently."""
+
+    @functools.wraps(plain)
+    def create(*args: Any, **kwargs: Any) -> Any:
+        store = plain(*args, **kwargs)
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        if attempt == "0" or os.environ.get("GROUP_WORLD_SIZE") != "1":
+            return store
+        return distributed_c10d.PrefixStore(f"attempt {attempt}", store)
+
+    return create
 
 
 def _with_host(plain: Callable[..., None]) -> Callable[..., None]:

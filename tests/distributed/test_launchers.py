@@ -97,8 +97,9 @@ import tarry.integrations.huggingface
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
 set_seed(0)
+size = dict(vocab_size=64, n_positions=16, n_embd=32, n_layer=1, n_head=2)
 off = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-config = GPT2Config(64, n_positions=16, n_embd=32, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0, **off)
+config = GPT2Config(**size, **off, bos_token_id=0, eos_token_id=0)
 data = [{"input_ids": row, "labels": row} for row in torch.randint(64, (32, 8))]
 arguments = TrainingArguments(
     "state", max_steps=4, per_device_train_batch_size=4, gradient_accumulation_steps=2, eval_strategy="steps",
@@ -176,10 +177,12 @@ def test_trains_as_on_the_cpu(
     assert answers["tarry"] == pytest.approx(answers["cpu"], rel=1e-5, abs=1e-6)
 
 
-def test_torchrun_starts_again(tmp_path: Path) -> None:
-    """A rank fails; all are started once more, and end well. With a static rendezvous gloo does not find together,
-    on any device: it reads the addresses of the first attempt."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+@pytest.mark.parametrize("standalone", [True, False])
+def test_torchrun_starts_again(tmp_path: Path, standalone: bool) -> None:
+    """A rank fails; all are started once more, find each other in the store that has addresses of the first attempt,
+    and end well."""
+    rendezvous = "--standalone" if standalone else f"--master-port={free_port()}"
+    launch = [sys.executable, "-m", "torch.distributed.run", rendezvous, "--nproc-per-node=2", "--max-restarts=1"]
     printed = start(tmp_path, RESTARTED, *launch, "program.py")
     assert "total 16.0 after 1" in printed
 
