@@ -17,6 +17,7 @@ from tarry.events import expect, record
 from tarry.examples.train_gpt import GPT, GPTConfig
 from tarry.native import C
 from tests.models.supervised import graph_network
+from tests.support.scripts import run_script
 
 USES_DEVICE = True
 pytestmark = [
@@ -267,3 +268,18 @@ def test_a_convolution_is_given_no_copies_of_its_inputs() -> None:
 
     layouts = re.findall(r"empty_strided_cpu\(\(2, 8, 6, 6\), (\(.*?\)), torch", _body(step))
     assert set(layouts) <= {"(288, 36, 6, 1)"}
+
+
+def test_dropout_of_inductors_own_is_compiled_in_a_new_process() -> None:
+    """Inductor registers its operator for random numbers when a module of it is imported: the first graph needs it."""
+    program = """
+        import torch
+        import tarry
+        from tarry.backends.inductor import InductorBackend
+
+        tarry.set_backend(InductorBackend("cpu", device_random=True), compile="wait")
+        x = torch.ones(1000, device="tarry")
+        sums = [torch.nn.functional.dropout(x, 0.5).sum().item() for _ in range(4)]
+        print(len(set(sums)) > 1, all(800 < s < 1200 for s in sums), tarry.metrics.counters()["compile"] > 0)
+    """
+    assert run_script(program).split() == ["True", "True", "True"]

@@ -198,9 +198,12 @@ class FxLowering(LoweringContext[torch.fx.Node]):
 
     def _device_mask(self, node: Node, p: float) -> torch.fx.Node:
         assert node.seed is not None
+        from torch._inductor import inductor_prims  # which registers it
+
         sizes = list(node.operands[0].type.sizes)
-        draw = torch.ops.prims.inductor_random.default
-        return self._call(aten.gt.Scalar, self._call(draw, sizes, self.number(node.seed, on_device=True), "rand"), p)
+        return self._call(
+            aten.gt.Scalar, self._call(inductor_prims.random, sizes, self.number(node.seed, on_device=True), "rand"), p
+        )
 
     def _eager_mask(self, node: Node, p: float) -> torch.fx.Node:
         assert node.seed is not None
