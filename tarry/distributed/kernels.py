@@ -195,7 +195,9 @@ class Kernels:
 
     def _record(self, name: str, process_group: dist.ProcessGroup, tensor: Tensor, *args: Any, note: str = "") -> Any:
         """Record one of our operators on a tensor's contents. What is written counts no version, as on other
-        devices."""
+        devices. A group of one rank has nothing to send, and its steps no collectives."""
+        if process_group.size() == 1:
+            return _alone(name, tensor.data)
         group = groups.group_of(process_group)
         ticket = group.record(f"{name.rstrip('_')} of {_type_text(name, tensor)}{note}", self._place())
         try:
@@ -397,6 +399,15 @@ def _resolved(group: Any) -> dist.ProcessGroup:
     """A group by its name; newer versions of PyTorch hand over the group itself."""
     resolve: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
     return resolve(group) if isinstance(group, str) else group
+
+
+def _alone(name: str, tensor: Tensor) -> Any:
+    """What a collective gives where there is one rank; those with a "_" would write what is there already."""
+    if name.endswith("_"):
+        return None
+    if name in ("all_gather", "gather"):
+        return tensor.contiguous().unsqueeze(0)
+    return tensor.clone(memory_format=torch.contiguous_format) if name == "all_to_all" else tensor[0]
 
 
 def _type_text(name: str, tensor: Tensor) -> str:
