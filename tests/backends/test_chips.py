@@ -498,6 +498,7 @@ def test_tensors_of_an_asynchronous_backend() -> None:
 def test_an_interrupt_while_a_chip_is_waited_for_loses_nothing() -> None:
     _run("""
         import os, signal
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore interrupts
         card = Card(seconds=0.5)
         tarry.set_backend(card)
         x = torch.ones(3).to("tarry:0") * 2
