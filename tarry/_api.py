@@ -238,7 +238,7 @@ def report(path: str | os.PathLike[str] | None = None) -> Report:
 
 
 def _on_config(name: str, value: Any) -> None:
-    if name == "compile":
+    if name in ("compile", "direct_calls"):
         _runtime.on_policy()
         return
     if name == "fallback":

@@ -160,6 +160,13 @@ class Config:
         "TARRY_STORE_BYTES", 1 << 30, 0, "What the programs on disk may take; the least recently used goes first."
     )
     cut_after_optimizer = _flag("TARRY_CUT_AFTER_OPTIMIZER", True, "Whether the end of optimizer.step() ends the step.")
+    direct_calls = _flag(
+        "TARRY_DIRECT_CALLS",
+        True,
+        """Whether operators run at once, as in eager PyTorch, while no program computes the steps that they are
+        recorded for: it is still being made, or the steps are too small for one. On a CPU only.""",
+        notify=True,
+    )
     run_ahead = _flag(
         "TARRY_RUN_AHEAD",
         True,

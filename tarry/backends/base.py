@@ -165,6 +165,12 @@ class Batch(Protocol):
     """What is pending at one moment (csrc/execute/batch.h), to be computed and committed exactly once."""
 
     unawaited: bool
+    by_reference: bool
+    """The reference path computes it, for a reason that lasts (csrc/record/direct.h)."""
+
+    @property
+    def is_partial(self) -> bool:
+        """The first operators of its stretch ran directly, so that it is not worth a program."""
 
     @property
     def key(self) -> tuple[int, int]: ...

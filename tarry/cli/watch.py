@@ -75,7 +75,7 @@ class Watch:
                 case "sync":
                     self.syncs += 1
                     self._close_steps(event.time)
-                    self._operations[event.fields["path"] == "reference"] += event.fields["operations"]
+                    self._operations[event.fields["path"] in ("reference", "direct")] += event.fields["operations"]
                 case "compile":
                     self.compiles.append(event.fields)
                 case "store_hit":

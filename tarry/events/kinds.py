@@ -47,7 +47,7 @@ FIELDS: dict[str, Field] = {
         Field("seconds", 0.0, "what it cost the program, or the background"),
         Field("remedy", "", "what to write instead, in words"),
         Field("operations", 0, "operators of the graph"),
-        Field("path", "", 'what computed the step: "reference", "compiled", "native" or "replayed"'),
+        Field("path", "", 'what computed the step: "reference", "compiled", "native", "replayed" or "direct"'),
         Field("start", 0.0, "time.perf_counter() when its recording began; of a collective: when it did"),
         Field("record_seconds", 0.0, "from the first recorded operator to the cut: the program's own Python"),
         Field("wait_seconds", 0.0, "of `seconds`: until the step before was done; until the other ranks were"),

@@ -137,7 +137,7 @@ def _spans(event: dict[str, Any], step: int, interpreted: bool) -> Iterator[Span
                 yield span(begin, waited, WAIT, "the step before")
             executed = event.get("execute_seconds", 0.0)
             if executed:
-                is_reference = event.get("path") == "reference" or (not event.get("path") and interpreted)
+                is_reference = event.get("path") in ("reference", "direct") or (not event.get("path") and interpreted)
                 yield span(end - executed, executed, REFERENCE if is_reference else EXECUTE, label)
         case "compile":
             yield span(

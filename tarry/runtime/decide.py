@@ -13,6 +13,7 @@ SMALL = Reason("it is small: no program would be worth its making")
 NEVER = Reason("nothing is to be compiled")
 NEW = Reason("it is new")
 COMPILING = Reason("its program is being compiled")
+PARTIAL = Reason("its first operators ran directly")
 SWITCHED = Reason("a global switch of PyTorch's was set otherwise when it was recorded")
 QUEUE_FULL = Reason("too many other programs are being compiled")
 

@@ -27,6 +27,7 @@ from tarry.runtime.decide import (
     NEVER,
     NEW,
     NO_FACTS,
+    PARTIAL,
     QUEUE_FULL,
     SMALL,
     SWITCHED,
@@ -102,6 +103,9 @@ class Engine:
             self._execute(backend, SWITCHED.run, "reference", batch)
             return
         policy = self.compiler.policy(backend)
+        if batch.is_partial:
+            self._execute(backend, PARTIAL.run, "reference", batch)
+            return
         if batch.is_small:  # the native part leaves it to Python where a subscriber has to see each step
             self._execute(backend, (NEVER if policy == "never" else SMALL).run, "reference", batch)
             return
@@ -388,6 +392,8 @@ class Engine:
 
     def _interpret(self, backend: Backend, found: Found, batch: Batch, reason: Reason) -> None:
         start = perf_counter()
+        if reason is not NEW or found.variants is not None:
+            batch.by_reference = True
         self._execute(backend, reason.run, "reference", batch)
         if reason is NEVER:
             return

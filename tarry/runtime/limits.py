@@ -18,6 +18,13 @@ SMALL_BYTES = 1 << 17
 ALL = 1 << 62
 """More operators and bytes than any graph has."""
 
+DIRECT_AFTER = 16
+"""Stretches that the reference path computes one after the other before calls become direct (csrc/record/direct.h), and
+twice as many after each time that this was wrong. If it is wrong, one step later is recorded than could be."""
+
+DIRECT_UNTIL = 4096
+"""Stretches after which direct calls end for DIRECT_AFTER of them, to see whether a program is worth its making now."""
+
 MAX_VARIANTS = 8
 """Programs of one graph that differ in the numbers that are constants to them. After that many the reference path runs
 other numbers: compiling costs more than it saves."""

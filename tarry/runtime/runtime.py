@@ -233,6 +233,7 @@ class Runtime:
                 engine.forget_served()
             steps = [small_step(one, self._compiler.policy(one)) for one in self._devices]
             C.set_small_step(*(min(least) for least in zip(*steps, strict=True)))
+            C.set_direct_calls(limits.DIRECT_AFTER if config.direct_calls else 0, limits.DIRECT_UNTIL)
 
     # ---- syncing
 

@@ -26,7 +26,10 @@ def load_device(name: str = DEVICE, backend: str | None = None) -> None:
     if name != "tarry":
         return
     import tarry
+    from tarry.native import C
 
+    if os.environ.get("TARRY_TEST_DIRECT") == "1":  # what can run at once does so: csrc/record/direct.h
+        C.force_direct_calls(True)
     chosen = backend or os.environ.get("TARRY_TEST_BACKEND")
     if chosen is not None and tarry.get_backend().name != chosen:
         if chosen.startswith("ir-"):

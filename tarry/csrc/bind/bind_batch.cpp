@@ -277,6 +277,8 @@ void bind_batch(py::module& m) {
       .def_property_readonly(
           "asked", [](const Batch& batch) { return perf_counter(batch.asked); }, "The same; 0: not natively.")
       .def_property_readonly("waited", [](const Batch& batch) { return batch.waited; })
+      .def_readonly("is_partial", &Batch::is_partial)
+      .def_readwrite("by_reference", &Batch::by_reference)
       .def_property_readonly("replayed", [](const Batch& batch) { return batch.replayed; })
       .def("switches_are_set", [](const Batch& batch) { return are_recorded_switches(batch); })
       .def(

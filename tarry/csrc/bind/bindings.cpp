@@ -8,6 +8,7 @@
 
 #include "bind/bind.h"
 #include "record/custom_op.h"
+#include "record/direct.h"
 #include "core/gil.h"
 #include "execute/async_step.h"
 #include "execute/callbacks.h"
@@ -82,6 +83,9 @@ void bind_settings(py::module& m) {
   m.def("keep_freed_memory", &keep_freed_memory);
   m.def("set_max_pending", &set_max_pending);
   m.def("set_chunks", &set_chunks, py::arg("device"), py::arg("nodes"));
+  m.def("hold_direct_calls", &hold_direct_calls, py::arg("on"));
+  m.def("force_direct_calls", &force_direct_calls, py::arg("on"));
+  m.def("set_direct_calls", &set_direct_calls, py::arg("after"), py::arg("until"));
   m.def("set_small_call", &set_small_call);
   m.def("set_max_pending_bytes", &set_max_pending_bytes);
   m.def("set_forced_eager", &set_forced_eager);
@@ -110,10 +114,11 @@ py::dict counters_of(int device) {
   const Executor& executor = *state.executor;
   using namespace pybind11::literals;
   return py::dict(
-      "record"_a = state.recorded, "node_reuse"_a = state.reused, "run_ahead"_a = executor.speculator.used.load(),
-      "run_ahead_miss"_a = executor.speculator.missed.load(), "run_ahead_off"_a = executor.counts.no_cores,
-      "handed_over"_a = executor.counts.submitted, "overlapped"_a = executor.counts.overlapped,
-      "reference"_a = executor.served.interpreted, "cache_hit"_a = executor.served.run);
+      "record"_a = state.recorded, "direct"_a = state.direct.calls, "node_reuse"_a = state.reused,
+      "run_ahead"_a = executor.speculator.used.load(), "run_ahead_miss"_a = executor.speculator.missed.load(),
+      "run_ahead_off"_a = executor.counts.no_cores, "handed_over"_a = executor.counts.submitted,
+      "overlapped"_a = executor.counts.overlapped, "reference"_a = executor.served.interpreted,
+      "cache_hit"_a = executor.served.run);
 }
 
 void bind_counters(py::module& m) {
@@ -121,7 +126,7 @@ void bind_counters(py::module& m) {
   m.def("reset_counters", [](int device) {
     auto& state = state_of(device);
     std::lock_guard<std::mutex> guard(state.mutex);
-    state.recorded = state.reused = 0;
+    state.recorded = state.reused = state.direct.calls = 0;
     state.executor->speculator.used = state.executor->speculator.missed = 0;
     state.executor->counts = {};
     state.executor->served = {};
@@ -340,7 +345,7 @@ void bind_serving(py::module& m) {
 }
 
 py::dict fields_of(const LoggedEvent& event) {
-  static const char* const paths[] = {"reference", "native", "replayed"};
+  static const char* const paths[] = {"reference", "native", "replayed", "direct"};
   const PlaceText place = describe_place(event.place);
   py::dict fields;
   fields["file"] = place.file;

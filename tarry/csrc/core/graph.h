@@ -158,6 +158,8 @@ struct TarryStorage final : c10::StorageImpl {
   std::shared_ptr<Loans> loans; // null if none was ever made
   at::Tensor lent;              // such a look that lasts as long as the storage
   bool is_lent() const { return loans && loans->count.load(std::memory_order_acquire) > 0; }
+  uint64_t made_in = 0;           // the number of the stretch whose direct call has filled or written it last
+  uint32_t direct_writers = 0;    // direct calls that are writing to it; see record/direct.h
   TarryStorage** claim = nullptr; // the root of the batch in flight that will fill this storage, to be cleared on death
   // Links of the device's list of pending storages.
   TarryStorage* previous = nullptr;
@@ -192,6 +194,28 @@ struct Graveyard {
   std::vector<FailurePtr> failures;
 };
 
+// Which calls are direct: see record/direct.h. Guarded by the device's lock, but for `is_on`.
+struct DirectCalls {
+  std::atomic<bool> is_on{false};
+  uint64_t stretch = 0;                        // identifies the operators since the last read or cut, recorded or direct
+  uint32_t direct = 0;                         // how many of these were direct
+  uint64_t number = 1;                         // of the stretch
+  std::unordered_set<uint64_t> known;          // stretches that the reference path has computed
+  uint32_t streak = 0;                         // of such stretches
+  uint32_t backoff = 0;                        // how often direct calls were ended by another one
+  uint32_t since = 0;                          // stretches since they began
+  uint64_t withdrawals = 0;                    // when they began
+  std::chrono::steady_clock::time_point began; // the stretch
+  uint64_t calls = 0;                          // all of them
+
+  void add(const Operator& op) { stretch = (stretch ^ op.hash.lo) * 0x9e3779b97f4a7c15ULL; }
+  void begin_stretch() {
+    stretch = 0;
+    direct = 0;
+    ++number;
+  }
+};
+
 // All that is recorded on a device. `mutex` guards the fields below and those of the device's storages. Nothing that may
 // take the GIL, run a kernel or free a tensor happens under it: what is replaced goes into a Graveyard first.
 struct DeviceState {
@@ -212,7 +236,8 @@ struct DeviceState {
   uint64_t recorded = 0;
   uint64_t reused = 0;
   const std::unique_ptr<Executor> executor; // how batches are computed
-  std::atomic<Trace*> trace{nullptr};       // while a call is watched that may be replayed later
+  DirectCalls direct;
+  std::atomic<Trace*> trace{nullptr}; // while a call is watched that may be replayed later
 
   uint64_t next_epoch(Graveyard& graveyard); // begins it, and gives the one that ends. Under the lock
   void link(TarryStorage* storage);

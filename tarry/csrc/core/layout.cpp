@@ -1,6 +1,7 @@
 #include "core/layout.h"
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -68,13 +69,20 @@ const Layout* intern_layout(c10::ScalarType dtype, c10::IntArrayRef sizes, c10::
     hash = mix(mix(hash, static_cast<uint64_t>(sizes[i])), static_cast<uint64_t>(strides[i]));
   }
   const Hash128 full = mix(hash, static_cast<uint64_t>(offset));
+  const auto fits = [&](const Layout& l) {
+    return l.dtype == dtype && l.offset == offset && c10::IntArrayRef(l.sizes) == sizes && c10::IntArrayRef(l.strides) == strides;
+  };
+  static thread_local std::array<const Layout*, 256> recent{}; // most of a program's layouts come again and again
+  const Layout*& last_met = recent[full.lo % recent.size()];
+  if (C10_LIKELY(last_met && fits(*last_met))) {
+    return last_met;
+  }
   auto& shared = table();
   std::lock_guard<std::mutex> guard(shared.mutex);
   auto [begin, end] = shared.layouts.equal_range(full.lo);
   for (auto it = begin; it != end; ++it) {
-    const Layout& l = *it->second;
-    if (l.dtype == dtype && l.offset == offset && c10::IntArrayRef(l.sizes) == sizes && c10::IntArrayRef(l.strides) == strides) {
-      return it->second.get();
+    if (fits(*it->second)) {
+      return last_met = it->second.get();
     }
   }
   auto layout = std::make_unique<Layout>();
@@ -94,9 +102,9 @@ const Layout* intern_layout(c10::ScalarType dtype, c10::IntArrayRef sizes, c10::
   const Dims dims = sorted_dims(sizes, strides);
   layout->dense = offset == 0 && is_dense(dims);
   layout->may_overlap = may_overlap(dims);
-  const Layout* result = layout.get();
+  last_met = layout.get();
   shared.layouts.emplace(full.lo, std::move(layout));
-  return result;
+  return last_met;
 }
 
 const Layout* flat_layout(c10::ScalarType dtype, int64_t numel) {

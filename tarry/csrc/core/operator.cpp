@@ -142,6 +142,9 @@ Operator::Operator(c10::OperatorHandle h, uint32_t flags) : handle(h), flags(fla
   }
   takes_lists = name.rfind("aten::_foreach_", 0) == 0;
   counts_versions = mutates && takes_lists;
+  gives_views = std::any_of(schema.returns().begin(), schema.returns().end(), [](const c10::Argument& result) {
+    return result.alias_info() && !result.alias_info()->isWrite();
+  });
   // Integers beside tensors are sizes, which shape inference knows. An operator that neither gives nor changes a tensor
   // acts by a side effect or reads data.
   bool has_tensor = false, only_known = true;

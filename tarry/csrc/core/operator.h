@@ -64,7 +64,8 @@ struct Operator {
   bool takes_lists = false; // PyTorch defines it as one operator after the other, for each place of its lists
   // Of tensors in lists no kernel of autograd counts the versions; those of a device do, so that backward() finds a saved tensor changed.
   bool counts_versions = false;
-  bool recordable = true; // its results are known before it runs, but for the tensors' contents
+  bool gives_views = false; // the schema says so of a result
+  bool recordable = true;   // its results are known before it runs, but for the tensors' contents
   bool takes_numbers = false;
   int generator_argument = -1;
   int dropout_argument = -1;              // of attention

@@ -15,6 +15,7 @@
 #include "core/graph.h"
 #include "device/hooks.h"
 #include "device/host_memory.h"
+#include "record/direct.h"
 #include "record/memory.h"
 #include "execute/callbacks.h"
 #include "execute/serve.h"
@@ -195,6 +196,7 @@ void TarryStorage::release_resources() {
 uint64_t DeviceState::next_epoch(Graveyard& graveyard) {
   executor->speculator.end_epoch(graveyard);
   position = 0;
+  direct.begin_stretch();
   return epoch++;
 }
 
@@ -272,13 +274,15 @@ at::Tensor wrap_real(DeviceState& state, at::Tensor real) {
   const CountedMemory counted(state.index);
   mark_used();
   const Layout* layout = layout_of(real.unsafeGetTensorImpl());
-  if (!layout->dense || real.storage().nbytes() != layout->nbytes || real.storage().use_count() != 1 || real.is_conj() ||
-      real.is_neg()) {
+  if (real.storage().use_count() != 1 || real.is_conj() || real.is_neg()) {
     real = real.clone(at::MemoryFormat::Preserve).resolve_conj().resolve_neg();
     layout = layout_of(real.unsafeGetTensorImpl());
   }
-  auto storage = c10::make_intrusive<TarryStorage>(&state, layout, layout->nbytes);
-  storage->data = std::move(real);
+  const size_t nbytes = real.storage().nbytes();
+  const bool fills = layout->dense && nbytes == layout->nbytes;
+  const Layout* home = fills ? layout : flat_home(layout->dtype, nbytes); // strides and gaps stay what the kernel has made
+  auto storage = c10::make_intrusive<TarryStorage>(&state, home, home->nbytes);
+  storage->data = fills ? std::move(real) : view_as_layout(real, home);
   storage->note_stored();
   return make_tensor(state, layout, std::move(storage));
 }
@@ -388,22 +392,30 @@ at::Tensor settled_data(TarryStorage* storage, const char* reason) {
   for (int attempt = 0;; ++attempt) {
     storage->state->executor->wait(); // what is there may be a buffer whose contents are still being computed
     FailurePtr failure;
+    at::Tensor data;
+    bool ends_stretch = false;
     {
       std::lock_guard<std::mutex> guard(storage->state->mutex);
       if (storage->state->executor->is_busy()) {
         continue; // another thread was fast
       }
       const Contents contents = storage->contents();
-      if (contents == Contents::Data) {
-        return storage->data;
-      }
       if (contents == Contents::Uninitialised) {
         break;
       }
+      data = storage->data;
+      const DirectCalls& direct = storage->state->direct;
+      ends_stretch = direct.is_on && storage->made_in == direct.number && !storage->state->pending;
       failure = storage->failure;
     }
     if (failure) {
       failure->raise();
+    }
+    if (data.defined()) {
+      if (ends_stretch) { // if it had been recorded, it would be computed now
+        judge_stretch(*storage->state, reason);
+      }
+      return data;
     }
     // Another thread may write to the storage between the sync and the look at it; that is its race, not an endless loop.
     TORCH_CHECK(attempt < 1000, "tarry: a tensor is written by another thread faster than it can be computed");
@@ -480,9 +492,9 @@ at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason) {
   TarryStorage* storage = storage_of(tensor.unsafeGetTensorImpl());
   TORCH_CHECK(storage, kNotOurs);
   std::unique_lock<std::mutex> lock(storage->state->mutex);
-  const bool is_lent = storage->is_lent();
+  const bool is_shared = storage->is_lent() || is_being_written(*storage);
   lock.unlock();
-  return materialise_for_write(tensor, reason, is_lent);
+  return materialise_for_write(tensor, reason, is_shared);
 }
 
 at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason, bool is_shared) {

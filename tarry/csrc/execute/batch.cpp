@@ -99,6 +99,9 @@ std::shared_ptr<Batch> collect(DeviceState& state) {
   for (TarryStorage* storage = state.pending; storage; storage = storage->next) {
     batch->roots.push_back({storage, storage->value.node, storage->value.output});
   }
+  const DirectCalls& direct = state.direct;
+  batch->is_partial = direct.direct != 0;
+  batch->stretch = direct.stretch;
   if (batch->roots.empty()) { // what was recorded is needed by no tensor any more
     state.next_epoch(graveyard);
     return nullptr;

@@ -28,6 +28,9 @@ struct Batch {
   std::vector<Root> roots;    // in program order of their nodes
   bool may_fail = false;      // one of its nodes may, on data
   bool replayed = false;      // the nodes are a replay's own (replay.h): the recorder will not come across them again
+  bool is_partial = false;    // the first operators of its stretch ran directly (record/direct.h): the graph is not worth a program
+  uint64_t stretch = 0;       // what the program has called
+  bool by_reference = false;  // the reference path computes it, for a reason that lasts
   uint32_t lane = 0;          // of a replay: the thread that called it, whichever recorded its nodes
   std::chrono::steady_clock::time_point began; // when its recording began
   std::chrono::steady_clock::time_point asked; // when its values were asked for, if the native part was asked

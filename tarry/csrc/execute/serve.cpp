@@ -15,6 +15,7 @@
 #include "execute/callbacks.h"
 #include "execute/event_log.h"
 #include "execute/executor.h"
+#include "record/direct.h"
 
 namespace tarry {
 namespace {
@@ -111,10 +112,16 @@ bool run_program(const KnownProgram& known, const std::shared_ptr<Batch>& batch)
   return true;
 }
 
+// A kernel in Python may have the garbage collector run a finaliser that asks for a value: Runtime._serve keeps it off.
+bool has_native_kernels(const Batch& batch) {
+  return std::all_of(
+      batch.order.begin(), batch.order.end(), [](const NodePtr& node) { return is_input(*node) || node->op->has(kListed); });
+}
+
 // False if it is not known how to compute the batch.
 bool compute(const std::shared_ptr<Batch>& batch, LoggedEvent& event) {
   const CountedMemory counted(batch->state->index);
-  const bool small = is_small(*batch);
+  const bool small = batch->is_partial ? has_native_kernels(*batch) : is_small(*batch);
   // A program would compute under the switches that are set now, not under those that were set when it was recorded.
   const KnownProgram* known = small || !are_recorded_switches(*batch) ? nullptr : find_program(*batch);
   const bool interpreted = small || (known && !known->program);
@@ -123,6 +130,7 @@ bool compute(const std::shared_ptr<Batch>& batch, LoggedEvent& event) {
     if (known) {
       known->served = true;
     }
+    batch->by_reference = true;
     interpret(*batch);
   } else if (!known || !run_program(*known, batch)) {
     return false;
@@ -188,15 +196,14 @@ bool is_small(const Batch& batch) {
     if (is_input(*node)) {
       continue;
     }
-    // A kernel in Python may have the garbage collector run a finaliser that asks for a value: Runtime._serve keeps it off.
-    if (--operations < 0 || !node->op->has(kListed)) {
+    if (--operations < 0) {
       return false;
     }
     for (uint32_t i = 0; i < node->outputs(); ++i) {
       bytes -= static_cast<int64_t>(node->output_layout(i)->nbytes);
     }
   }
-  return bytes >= 0;
+  return bytes >= 0 && has_native_kernels(batch);
 }
 
 void remember_program(KnownProgram known) {
@@ -224,6 +231,10 @@ void withdraw_references() {
   ++withdrawals;
 }
 
+uint64_t withdrawals_of_references() {
+  return withdrawals.load();
+}
+
 void forget_program(const Structure& structure) {
   const auto bucket = programs().find(structure.key);
   if (bucket != programs().end()) {
@@ -235,6 +246,7 @@ void forget_program(const Structure& structure) {
 }
 
 void forget_programs() {
+  withdraw_references();
   programs().clear();
 }
 
@@ -265,6 +277,7 @@ bool serve(DeviceState& state, const char* reason, bool awaited) {
       return false; // it has failed, which is for the runtime to find
     }
     event.wait_seconds = seconds_between(event.begin, Clock::now());
+    judge_stretch(state, reason);
     const std::shared_ptr<Batch> batch = collect(state);
     if (batch) {
       batch->mode = awaited ? Batch::Mode::Awaited : Batch::Mode::MayOverlap;
@@ -272,10 +285,17 @@ bool serve(DeviceState& state, const char* reason, bool awaited) {
       batch->waited = event.wait_seconds;
       event.began = batch->began;
       const bool logs = is_logging();
+      const uint64_t stretch = batch->stretch;
+      const bool is_partial = batch->is_partial;
       event.operations = logs ? static_cast<uint32_t>(batch->operations()) : 0; // its nodes are not ours once it is submitted
-      if (!compute(batch, event)) {
+      const bool computed = compute(batch, event);
+      if (!computed) {
         hand_over(batch, reason);
-      } else if (logs) {
+      }
+      if (!is_partial) {
+        note_computed(state, stretch, batch->by_reference);
+      }
+      if (computed && logs) {
         lock.unlock(); // Python may be called
         log_event(event, reason);
       }

@@ -64,6 +64,7 @@ void forget_programs();
 bool was_served(const Structure& structure); // since the last call
 // A program may be there now: Python is asked again about all batches that the reference path was to compute. From any thread.
 void withdraw_references();
+uint64_t withdrawals_of_references(); // how many there were
 
 // Computes what is pending, or has Python compute the batch. False, and nothing is done, if Python has to see to it from the
 // start. `awaited`: see Batch::Mode. No lock may be held.

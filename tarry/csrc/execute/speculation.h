@@ -46,6 +46,7 @@ class Speculator {
 
   // ---- while a step is recorded
   bool is_due() const { return state_.position >= launch_at_; } // under the lock
+  bool has_launched() const { return launched_ != nullptr; }    // under the lock
   void launch(bool is_busy);                                    // when it is due. `is_busy`: a step is in flight
   void note_upload(c10::StorageImpl* storage);                  // the host has filled it; under the lock
   void end_epoch(Graveyard& graveyard); // what was launched is for the batch that is computed next; under the lock

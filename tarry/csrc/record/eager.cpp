@@ -280,12 +280,6 @@ c10::IValue wrap_result(const c10::IValue& value, DeviceState& state, const Real
   return value;
 }
 
-bool gives_views(const Operator& op) {
-  const auto& returns = op.handle.schema().returns();
-  return std::any_of(
-      returns.begin(), returns.end(), [](const auto& item) { return item.alias_info() && !item.alias_info()->isWrite(); });
-}
-
 // Asks whether the operator may run eagerly, before it does; says afterwards what it took, in seconds.
 void count_fallback(DeviceState& state, const Operator& op, const char* reason, const Place& place, double seconds) {
   if (C10_LIKELY(!is_watched() && !is_logging())) {
@@ -309,7 +303,7 @@ void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reaso
   const auto arguments = torch::jit::last(*stack, count);
   DeviceState* const state = &device_of(arguments);
   count_fallback(*state, op, reason, place, -1);
-  RealArguments real{reason, real_device(state->index), gives_views(op), {}, {}, {}, {}, {}};
+  RealArguments real{reason, real_device(state->index), op.gives_views, {}, {}, {}, {}, {}};
   std::optional<at::Generator> given;
   torch::jit::Stack call_stack;
   // The written ones first: they may get a new buffer.

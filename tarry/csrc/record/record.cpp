@@ -6,12 +6,14 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <thread>
 
 #include "execute/executor.h"
 #include "execute/serve.h"
 #include "core/generator.h"
 #include "device/hooks.h"
 #include "device/lend.h"
+#include "record/direct.h"
 #include "record/memory.h"
 #include "record/host_mode.h"
 #include "record/provenance.h"
@@ -196,6 +198,12 @@ bool reads_in_flight(const Scan& scan) {
          });
 }
 
+// Whether a direct call is writing to an argument. Under the lock.
+bool is_written_directly(const Scan& scan) {
+  return std::any_of(
+      scan.tensors.begin(), scan.tensors.end(), [](const TensorArgument& argument) { return is_being_written(*argument.storage); });
+}
+
 // Whether others may write an argument's memory, or look at it, at any time. Under the lock.
 bool reads_lent(const Scan& scan) {
   return std::any_of(
@@ -287,6 +295,7 @@ NodePtr make_node(Scan& scan, const Signature* signature, uint32_t site, Graveya
     edges.push_back({std::move(value.node), value.output, argument.view});
   }
   ++state.recorded;
+  state.direct.add(scan.op);
   auto [node, is_new] = next_node(state, graveyard, [&](const Node& last) {
     return last.op == &scan.op && last.type_hash == scan.hash && last.edges.size() == edges.size() &&
         last.region == current_region && last.signature == signature &&
@@ -407,6 +416,11 @@ void settle_arguments(const Scan& scan, std::unique_lock<std::mutex>& lock) {
     state.executor->wait();
     lock.lock();
   }
+  while (is_written_directly(scan)) { // by another thread
+    lock.unlock();
+    std::this_thread::yield();
+    lock.lock();
+  }
   if (FailurePtr failure = failed_argument(scan)) {
     lock.unlock();
     failure->raise();
@@ -501,6 +515,9 @@ void record(const Operator& op, torch::jit::Stack* stack) {
   const auto arguments = torch::jit::last(*stack, count);
   if (C10_UNLIKELY(op.has(kRandom) && draws_on_host(op, arguments))) {
     return draw_on_host(op, stack) ? void() : run_eagerly(op, stack, "its random numbers are those of the CPU");
+  }
+  if (call_directly(op, stack)) {
+    return;
   }
   Scan scan(op);
   if (C10_UNLIKELY(op.has(kShapeFromDevice) || op.has_out)) {

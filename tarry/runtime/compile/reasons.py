@@ -12,6 +12,7 @@ from tarry.backends.base import Recording
 from tarry.errors import RecompileError
 from tarry.ir.difference import alike, difference
 from tarry.ir.graph import Graph
+from tarry.native import C
 from tarry.runtime import limits
 
 _logger = logging.getLogger("tarry")
@@ -96,11 +97,13 @@ class NoRecompile:
     def block(self) -> Iterator[None]:
         with self._lock:
             self._depth += 1
+            C.hold_direct_calls(True)  # a new graph would be noticed too late
         try:
             yield
         finally:
             with self._lock:
                 self._depth -= 1
+                C.hold_direct_calls(self._depth > 0)
 
     @staticmethod
     def error(why: str) -> RecompileError:
