@@ -270,7 +270,6 @@ void bind_batch(py::module& m) {
       .def_property_readonly(
           "is_small", [](const Batch& batch) { return is_small(batch); }, "No program pays for it: see set_small_step.")
       .def("place", [](const Batch& batch) { return key_of(batch.place()); })
-      .def_property_readonly("num_outputs", [](const Batch& batch) { return batch.roots.size(); })
       .def_property_readonly("device", [](const Batch& batch) { return static_cast<int>(batch.state->index); })
       .def_property_readonly(
           "began", [](const Batch& batch) { return perf_counter(batch.began); }, "time.perf_counter() then.")

@@ -17,6 +17,7 @@
 #include "core/graph.h"
 #include "device/hooks.h"
 #include "device/host_memory.h"
+#include "execute/callbacks.h"
 #include "record/memory.h"
 
 namespace tarry {
