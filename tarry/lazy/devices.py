@@ -44,9 +44,9 @@ class Devices:
         return given
 
 
-def is_left_alone(devices: Devices, depth: int = 2) -> bool:
-    """Whether the caller of the function that asks (one further up for each `depth`) means the real device."""
-    return _means_real_device(sys._getframe(depth).f_globals.get("__name__", ""), devices.is_default)
+def is_left_alone(devices: Devices) -> bool:
+    """Whether the caller of the function that asks means the real device."""
+    return _means_real_device(sys._getframe(2).f_globals.get("__name__", ""), devices.is_default)
 
 
 @functools.cache

@@ -303,8 +303,8 @@ def _ninja_file(plan: Plan, objects: dict[Path, Path], stale: list[Path], work: 
     )
     # Some compilers link their C++ library statically. Two copies in one process do not share their locales, and the
     # first number written to a stream crashes; torch uses the shared one, so ours must.
-    shared = "" if sys.platform == "darwin" else " -l:libstdc++.so.6"
-    linking = " ".join([f"-L{_word(package / 'lib')}", *(f"-l{library}" for library in LIBRARIES)]) + shared
+    libraries = [*(f"-l{library}" for library in LIBRARIES), "-l:libstdc++.so.6"]
+    linking = " ".join([f"-L{_word(package / 'lib')}", *libraries])
     lines = [
         "ninja_required_version = 1.5",
         "rule compile",

@@ -44,13 +44,9 @@ def is_decomposed(node: Node, table: Table, writing: bool = False) -> bool:
     seed stays whole, for its parts would draw other numbers; unless they draw none (attention without dropout)."""
     if node.op not in table or (node.kept and not writing):
         return False
-    if not _has_seed(node):
+    if node.drawn_from is None:
         return True
     return not isinstance(_traced(_recorded(node), table[node.op], ()), str)
-
-
-def _has_seed(node: Node) -> bool:
-    return node.seed is not None or any(isinstance(leaf, Number) and leaf.kind == "seed" for leaf in leaves(node.args))
 
 
 def _recorded(node: Node) -> Node:
@@ -121,7 +117,7 @@ class _Decomposer:
         traced = _traced(_recorded(node), self.table[node.op], wanted)
         if not isinstance(traced, str):
             return traced
-        if not _has_seed(node):
+        if node.drawn_from is None:
             warnings.warn(f"tarry: the decomposition of {node.op} is not used: {traced}", stacklevel=2)
         return None
 
