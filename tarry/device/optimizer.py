@@ -151,7 +151,7 @@ class StepHooks:
 
     def speed_up(self) -> None:
         """Have PyTorch's own optimizers take their plain steps with less Python (fast_step.py)."""
-        # AdamW has the step of Adam, and must keep it: who replaces Adam's replaces both.
+        # AdamW has the step of Adam, and must keep it: a program that replaces Adam's replaces both.
         originals = {class_: vars(class_)["step"] for class_ in fast_step.CLASSES if "step" in vars(class_)}
         for class_, original in originals.items():
             if fast_step.is_torchs(original):

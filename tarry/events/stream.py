@@ -39,7 +39,7 @@ class Event:
 class Source(Protocol):
     """What the native part does about events: see csrc/execute/event_log.h."""
 
-    def set_watched(self, who: str, watches: bool, /) -> None: ...
+    def set_watched(self, watcher: str, watches: bool, /) -> None: ...
     def set_logging(self, on: bool, /) -> None: ...
     def take_events(self) -> tuple[list[tuple[str, dict[str, Any], float, int]], int]: ...
 
@@ -118,19 +118,19 @@ def subscribe(subscriber: Callable[[Event], None], *, live: bool = True) -> Iter
     with _lock:
         flush()
         _subscriptions.append(subscription)
-        _tell_source()
+        _update_source()
     try:
         yield
     finally:
         with _lock:
             flush()
             _subscriptions.remove(subscription)
-            _tell_source()
+            _update_source()
     if subscription.error is not None:
         raise subscription.error
 
 
-def _tell_source() -> None:
+def _update_source() -> None:
     if _source is not None:
         _source.set_watched("subscriber", any(subscription.live for subscription in _subscriptions))
         _source.set_logging(any(not subscription.live for subscription in _subscriptions))
@@ -141,7 +141,7 @@ def attach(source: Source) -> None:
     global _source
     with _lock:
         _source = source
-        _tell_source()
+        _update_source()
 
 
 def count_with(counter: Callable[[str, dict[str, Any]], None]) -> None:

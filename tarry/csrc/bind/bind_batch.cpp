@@ -232,8 +232,8 @@ void bind_structures(py::module& m) {
       .def_property_readonly("comes_again", [](const Outline& outline) { return outline.comes_again; })
       .def("same", &Outline::same, "Whether they differ in integers only.");
   py::class_<SizeTemplate>(m, "SizeTemplate")
-      .def(py::init([](std::vector<uint32_t> symbols, const RawPolynomials& polynomials, std::vector<uint32_t> places) {
-        return SizeTemplate{std::move(symbols), to_polynomials(polynomials), std::move(places)};
+      .def(py::init([](std::vector<uint32_t> symbols, const RawPolynomials& polynomials, std::vector<uint32_t> indices) {
+        return SizeTemplate{std::move(symbols), to_polynomials(polynomials), std::move(indices)};
       }))
       .def("match", [](const SizeTemplate& self, const Outline& outline) { return self.match(outline.integers); });
   py::class_<Structure, std::shared_ptr<Structure>>(m, "Structure")
@@ -269,7 +269,7 @@ void bind_batch(py::module& m) {
       .def_property_readonly("num_inputs", &Batch::leaves)
       .def_property_readonly(
           "is_small", [](const Batch& batch) { return is_small(batch); }, "No program pays for it: see set_small_step.")
-      .def("place", [](const Batch& batch) { return key_of(batch.place()); })
+      .def("call_site", [](const Batch& batch) { return key_of(batch.call_site()); })
       .def_property_readonly("device", [](const Batch& batch) { return static_cast<int>(batch.state->index); })
       .def_property_readonly(
           "began", [](const Batch& batch) { return perf_counter(batch.began); }, "time.perf_counter() then.")

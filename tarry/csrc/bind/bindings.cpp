@@ -298,14 +298,14 @@ void bind_serving(py::module& m) {
   m.def("step_lock", &step_lock, py::return_value_policy::reference);
   m.def(
       "set_watched",
-      [](const std::string& who, bool watches) {
+      [](const std::string& watcher, bool watches) {
         static const std::unordered_map<std::string, Watcher> watchers{
             {"subscriber", Watcher::Subscriber},
             {"observer", Watcher::Observer},
             {"closure", Watcher::Closure},
             {"fallback", Watcher::Fallback},
             {"writer", Watcher::Writer}};
-        set_watched(watchers.at(who), watches);
+        set_watched(watchers.at(watcher), watches);
       },
       "Whether a Watcher has to see each step as it happens: Python then serves all of them.");
   m.def("set_compiling", &set_compiling, "Whether a backend compiles on this thread.");

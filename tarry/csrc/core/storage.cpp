@@ -308,18 +308,23 @@ at::Tensor upload(DeviceState& state, const at::Tensor& source) {
 
 // ---- values
 
-void set_pending(TarryStorage* storage, NodePtr node, uint32_t output, Graveyard& graveyard) {
-  if (storage->value.node) {
-    graveyard.nodes.push_back(std::move(storage->value.node));
-  } else {
-    storage->state->link(storage);
-  }
+// What is known of the contents goes.
+static void drop_contents(TarryStorage* storage, Graveyard& graveyard) {
   if (storage->data.defined()) {
     graveyard.tensors.push_back(std::move(storage->data));
   }
   if (C10_UNLIKELY(storage->failure != nullptr)) {
     graveyard.failures.push_back(std::move(storage->failure));
   }
+}
+
+void set_pending(TarryStorage* storage, NodePtr node, uint32_t output, Graveyard& graveyard) {
+  if (storage->value.node) {
+    graveyard.nodes.push_back(std::move(storage->value.node));
+  } else {
+    storage->state->link(storage);
+  }
+  drop_contents(storage, graveyard);
   storage->mutable_data_ptr(); // a lazy clone that is written gets an address of its own
   storage->value = {std::move(node), output};
   storage->note_stored();
@@ -333,12 +338,7 @@ void set_data(TarryStorage* storage, at::Tensor data, Graveyard& graveyard) {
   if (storage->leaf) {
     drop_leaf(storage, graveyard);
   }
-  if (storage->data.defined()) {
-    graveyard.tensors.push_back(std::move(storage->data));
-  }
-  if (C10_UNLIKELY(storage->failure != nullptr)) {
-    graveyard.failures.push_back(std::move(storage->failure));
-  }
+  drop_contents(storage, graveyard);
   storage->data = std::move(data);
   storage->note_stored();
 }

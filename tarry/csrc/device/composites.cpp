@@ -155,7 +155,7 @@ void check_batch_sizes(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack); // the decomposition is the same for all devices
 }
 
-// ---- operators whose contents tell at the call that they fail, if these are there
+// ---- operators whose failure shows at the call, if the contents of their arguments are at hand
 
 // The contents of `tensor`, if a look at them waits for nothing; otherwise an undefined tensor.
 at::Tensor contents_at_hand(const at::Tensor& tensor) {

@@ -223,7 +223,7 @@ size_t Batch::leaves() const {
   return order.size() - operations();
 }
 
-Hash128 Batch::place() const {
+Hash128 Batch::call_site() const {
   std::vector<std::pair<const Operator*, uint32_t>> found;
   for (const NodePtr& node : order) {
     if (!is_input(*node)) {

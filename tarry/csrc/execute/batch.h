@@ -62,8 +62,8 @@ struct Batch {
 
   size_t operations() const; // nodes that are not inputs
   size_t leaves() const;     // nodes that are
-  // The place in the program: which operators were recorded at which lines, however often. Not the same in every process.
-  Hash128 place() const;
+  // The call site: which operators were recorded at which lines, however often. Not the same in every process.
+  Hash128 call_site() const;
   // The tensors of the leaves, in order, as aliases: a tensor that Python has seen keeps a reference to itself, and its buffer
   // could never be known to be unshared again. Inputs in `update` (positions) are to be written: they get a buffer of their
   // own if theirs has another user; with `preserve`, there is a copy of the others. See `originals`.

@@ -37,7 +37,8 @@ struct LoggedEvent {
 
 void set_logging(bool on); // drops what is logged if it is turned off
 bool is_logging();
-// From any thread, without a lock. If Python does not take them (request_flush() asks for it when there are many), the oldest are overwritten.
+// From any thread, without a lock. If Python does not take them (request_flush() asks for it when there are many), the oldest are
+// overwritten.
 void log_event(LoggedEvent event, const char* reason);
 struct LoggedEvents {
   std::vector<LoggedEvent> events;

@@ -202,19 +202,19 @@ Outline::~Outline() {
 }
 
 std::optional<std::vector<int64_t>> SizeTemplate::match(const std::vector<int64_t>& integers) const {
-  if (integers.size() != places.size()) {
+  if (integers.size() != indices.size()) {
     return std::nullopt;
   }
   std::vector<int64_t> found;
-  for (const uint32_t place : symbols) {
-    found.push_back(integers[place]);
+  for (const uint32_t position : symbols) {
+    found.push_back(integers[position]);
     if (found.back() < 2) {
       return std::nullopt;
     }
   }
   const std::vector<int64_t> values = values_of(polynomials, found);
   for (size_t i = 0; i < integers.size(); ++i) {
-    if (integers[i] != values[places[i]]) {
+    if (integers[i] != values[indices[i]]) {
       return std::nullopt;
     }
   }
