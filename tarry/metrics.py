@@ -37,6 +37,7 @@ _backend: Callable[[], dict[str, float]] = dict
 
 
 def _count(kind: str, fields: dict[str, Any]) -> None:
+    _count_place(kind, fields)
     if kind == "read":
         return  # known only while events have a subscriber: a count of some of them would mislead
     with _lock:

@@ -73,8 +73,6 @@ def emit(kind: str, **fields: Any) -> None:
     """Something has happened: `kind` and `fields` are those of `KINDS`; what is left out has its default."""
     for count in _counters:
         count(kind, fields)
-    for note in _place_counters:
-        note(kind, fields)
     if _subscriptions:
         flush()  # what has happened before
         _deliver(kind, fields, time.perf_counter(), threading.get_ident())
@@ -151,7 +149,7 @@ def count_with(counter: Callable[[str, dict[str, Any]], None]) -> None:
 
 
 def count_places_with(counter: Callable[[str, dict[str, Any]], None]) -> None:
-    """The same, also for events of the native part, which have a line only while there is a subscriber."""
+    """From now on, `counter(kind, fields)` is called for each event that the native part has logged, and counted."""
     _place_counters.append(counter)
 
 

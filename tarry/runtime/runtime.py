@@ -330,7 +330,10 @@ class Runtime:
         try:  # first: an interrupt may come after any call
             self._lock.in_step = True
             gc.disable()  # a finaliser that needs a value could not be served in the middle of a step
-            profiled("tarry::step", self._compute, engine, backend, batch, reason)
+            profiled("tarry::step", engine.compute, backend, batch, reason)
+        except BaseException:
+            self.after_finish()
+            raise
         finally:
             self._lock.in_step = False
             C.count_memory(counted)
@@ -353,13 +356,6 @@ class Runtime:
         cut = budget_cut(reason, operations=operations, seconds=seconds, device=device, **place)
         if cut is not None:
             events.emit("budget_cut", **cut)
-
-    def _compute(self, engine: Engine, backend: Backend, batch: Batch, reason: str) -> None:
-        try:
-            engine.compute(backend, batch, reason)
-        except BaseException:
-            self.after_finish()
-            raise
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
