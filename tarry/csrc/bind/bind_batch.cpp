@@ -58,7 +58,7 @@ py::object to_python(const c10::IValue& value, const c10::Argument& argument) {
 // Writes one batch down as plain Python data: see tarry/ir/build.py.
 class RawGraph {
  public:
-  explicit RawGraph(const Batch& batch) : batch_(batch), ids_(batch.slots, -1) {}
+  explicit RawGraph(const Batch& batch) : batch_(batch), ids_(batch.values, -1) {}
 
   py::dict make() {
     py::list inputs, nodes, outputs, replaces;
@@ -66,7 +66,7 @@ class RawGraph {
     for (const NodePtr& node : batch_.order) {
       if (is_input(*node)) {
         for (uint32_t i = 0; i < node->outputs(); ++i) {
-          ids_[batch_.slot_of(*node) + i] = id++;
+          ids_[batch_.index_of(*node) + i] = id++;
           inputs.append(layout(node->output_layout(i)));
         }
       }
@@ -74,7 +74,7 @@ class RawGraph {
     for (const NodePtr& node : batch_.order) {
       if (!is_input(*node)) {
         for (uint32_t i = 0; i < node->outputs(); ++i) {
-          ids_[batch_.slot_of(*node) + i] = id++;
+          ids_[batch_.index_of(*node) + i] = id++;
         }
       }
     }
@@ -86,8 +86,8 @@ class RawGraph {
     for (const Root& root : batch_.roots) {
       outputs.append(id_of(root));
     }
-    for (const int32_t slot : batch_.replaces) {
-      replaces.append(slot < 0 ? -1 : ids_[slot]);
+    for (const int32_t index : batch_.replaces) {
+      replaces.append(index < 0 ? -1 : ids_[index]);
     }
     py::dict graph;
     graph["inputs"] = inputs;
@@ -113,7 +113,7 @@ class RawGraph {
 
   template <typename Source> // a Root or an Edge
   int64_t id_of(const Source& source) const {
-    return ids_[batch_.slot_of(*source.node) + source.output];
+    return ids_[batch_.index_of(*source.node) + source.output];
   }
 
   py::tuple tensor(const Node& node, Operand operand) {

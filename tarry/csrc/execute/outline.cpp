@@ -94,7 +94,7 @@ class Writer {
       return;
     }
     const Edge& edge = node.edges[operand.index];
-    tag(static_cast<uint64_t>(batch_.slot_of(*edge.node) + edge.output) << 16 | kEdge);
+    tag(static_cast<uint64_t>(batch_.index_of(*edge.node) + edge.output) << 16 | kEdge);
     layout(edge.view);
   }
 
@@ -184,7 +184,7 @@ Outline::Outline(const Batch& batch) {
     }
   }
   for (size_t i = 0; i < batch.roots.size(); ++i) {
-    writer.tag(batch.slot_of(*batch.roots[i].node) + batch.roots[i].output);
+    writer.tag(batch.index_of(*batch.roots[i].node) + batch.roots[i].output);
     writer.tag(static_cast<uint64_t>(static_cast<int64_t>(batch.replaces[i])));
   }
   for (const uint64_t word : tags) {
