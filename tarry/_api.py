@@ -11,7 +11,6 @@ import os
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -293,62 +292,14 @@ class _Steps:
     def finish(self) -> None:
         _runtime.finish_all()
 
-    def lane(self) -> int:
-        return C.current_lane()
-
-    def failed(self, lane: int) -> list[tuple[int, int]]:
-        return C.failed_steps(lane)
-
-    def epochs(self) -> list[int]:
-        return [C.epochs(index)[0] for index in range(C.device_count())]
-
-    def computed(self, epochs: list[int]) -> bool:
-        return all(C.epochs(index)[1] > epoch for index, epoch in enumerate(epochs))
-
     def is_observed(self) -> bool:
         return is_inside() or torch.compiler.is_compiling()
-
-    def read_counters(self, counters: list[torch.Tensor]) -> list[float]:
-        return C.read_counters(counters)
-
-    def advance_counters(self, counters: list[torch.Tensor]) -> list[float]:
-        return C.advance_counters(counters)
-
-    def write_counters(self, counters: list[torch.Tensor], values: list[float]) -> None:
-        C.write_counters(counters, values)
 
 
 @_boundary
 def _synchronize() -> None:
     _runtime.sync_all("synchronize")
     _runtime.wait()
-
-
-def _counters() -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for index in range(C.device_count()):
-        total.update(C.counters(index))
-    total["sync"] = total["execute"] = total["reference"] + total["cache_hit"]
-    for op, _, _, _, count, _ in _fallbacks():
-        total[f"fallback/{op}"] += count
-    return {name: count for name, count in total.items() if count or name in ("record", "node_reuse")}
-
-
-def _fallbacks() -> list[tuple[str, str, int, str, int, float]]:
-    return [found for index in range(C.device_count()) for found in C.fallbacks(index)]
-
-
-def _seconds() -> dict[str, float]:
-    total = {"fallback": sum(fallback[-1] for fallback in _fallbacks())}
-    for index in range(C.device_count()):
-        for name, spent in C.seconds(index).items():
-            total[name] = total.get(name, 0.0) + spent
-    return {name: spent for name, spent in total.items() if spent}
-
-
-def _reset_counters() -> None:
-    for index in range(C.device_count()):
-        C.reset_counters(index)
 
 
 def _at_exit() -> None:
@@ -397,9 +348,8 @@ def _on_torch_compile(where: Frame | None, operations: int) -> None:
 
 
 def _install() -> None:
-    places.attach(C.current_place)
     C.set_file_judge(places.judge)
-    C.set_module_namer(torch.nn.Module, ModuleNames(C).name)
+    C.set_module_namer(torch.nn.Module, ModuleNames().name)
     callbacks = (
         _runtime.on_sync,
         _runtime.on_batch,
@@ -410,6 +360,8 @@ def _install() -> None:
         _runtime.on_share,
         _runtime.on_value,
         events.flush,
+        lambda index: _synchronize(),
+        _runtime.memory_info,
     )
     C.set_callbacks(*callbacks)
     events.attach(Logged())
@@ -420,14 +372,14 @@ def _install() -> None:
         elif entry.kind is Kind.UNSUPPORTED:
             C.refuse_operator(entry.name)
     C.register_layouts()
-    device.install(C, synchronize=_synchronize, is_portable=lambda: config.portable_checkpoints)
+    device.install(lambda: config.portable_checkpoints)
     distributed.install(_synchronize, C.reduction, _user_line, C.leave_outstanding)
     hooks = StepHooks(_Steps())
     hooks.guard_grad_scaler()
     hooks.speed_up()
     _runtime.after_finish = hooks.settle
-    device.module.attach(_runtime.seed, _runtime.memory_info)
-    metrics.attach(_counters, _fallbacks, _seconds, _reset_counters, _runtime.backend_metrics)
+    device.module.attach(_synchronize, _runtime.seed)
+    metrics.attach(_runtime.backend_metrics)
     config.subscribe(_on_config)
     if _was_autoloaded():
         device.module.at_first_use(config.reread)  # the program may set variables between the two imports

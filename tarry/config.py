@@ -21,7 +21,7 @@ class Setting(Generic[T]):
     def __init__(
         self, variable: str, default: str, check: Callable[[Any], T], read: Callable[[str], Any], doc: str, notify: bool
     ) -> None:
-        """`default` is written as in the environment; `read` makes a value of it. `notify`: listeners hear of it."""
+        """`default` is written as in the environment; `read` makes a value of it. `notify`: changes reach listeners."""
         self.variable, self.default, self.check, self.read, self.notify = variable, default, check, read, notify
         self.__doc__ = f"{doc} {variable}."
 

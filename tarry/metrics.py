@@ -10,6 +10,7 @@ from typing import Any
 
 from tarry import events
 from tarry.events.text import duration, what, whole_place
+from tarry.native import C
 
 SHOWN = 20
 """Places that the report shows, the most expensive first."""
@@ -32,14 +33,11 @@ _counts: Counter[str] = Counter()
 _seconds: Counter[str] = Counter()
 _reasons: Counter[str] = Counter()  # of compiles that another one would have spared
 _places: dict[tuple[str, str], Cost] = {}  # by what happened and where
-_native: Callable[[], dict[str, int]] = dict
-_native_fallbacks: Callable[[], list[tuple[str, str, int, str, int, float]]] = list
-_native_seconds: Callable[[], dict[str, float]] = dict
-_reset_native: Callable[[], None] = lambda: None  # noqa: E731 - replaced when the native part is loaded
 _backend: Callable[[], dict[str, float]] = dict
 
 
 def _count(kind: str, fields: dict[str, Any]) -> None:
+    _count_place(kind, fields)
     if kind == "read":
         return  # known only while events have a subscriber: a count of some of them would mislead
     with _lock:
@@ -78,17 +76,36 @@ events.count_with(_count)
 events.count_places_with(_count_place)
 
 
-def attach(
-    native: Callable[[], dict[str, int]],
-    fallbacks: Callable[[], list[tuple[str, str, int, str, int, float]]],
-    seconds: Callable[[], dict[str, float]],
-    reset: Callable[[], None],
-    backend: Callable[[], dict[str, float]],
-) -> None:
-    """Give the sources of what the native part counts (events, operators that ran eagerly, with their lines, and times)
-    and of the counters of the backend."""
-    global _native, _native_fallbacks, _native_seconds, _reset_native, _backend
-    _native, _native_fallbacks, _native_seconds, _reset_native, _backend = native, fallbacks, seconds, reset, backend
+def attach(backend: Callable[[], dict[str, float]]) -> None:
+    """Give the counters of the backend."""
+    global _backend
+    _backend = backend
+
+
+def _devices() -> range:
+    return range(C.device_count())
+
+
+def _native_fallbacks() -> list[tuple[str, str, int, str, int, float]]:
+    """Operators that ran eagerly, as the native part counts them: name, file, line, module, how often, how long."""
+    return [found for index in _devices() for found in C.fallbacks(index)]
+
+
+def _native_counters() -> Counter[str]:
+    total: Counter[str] = Counter()
+    for index in _devices():
+        total.update(C.counters(index))
+    total["sync"] = total["execute"] = total["reference"] + total["cache_hit"]
+    for op, _, _, _, count, _ in _native_fallbacks():
+        total[f"fallback/{op}"] += count
+    return Counter({name: count for name, count in total.items() if count or name in ("record", "node_reuse")})
+
+
+def _native_seconds() -> dict[str, float]:
+    total = Counter({"fallback": sum(fallback[-1] for fallback in _native_fallbacks())})
+    for index in _devices():
+        total.update(C.seconds(index))
+    return {name: spent for name, spent in total.items() if spent}
 
 
 def counters() -> dict[str, float]:
@@ -96,7 +113,7 @@ def counters() -> dict[str, float]:
     the backend counts, under its name (`xla/...`), which `reset` leaves alone."""
     own = _backend()
     with _lock:
-        total: Counter[str] = Counter(_native())
+        total = _native_counters()
         total.update(_counts)
         return {**total, **own}
 
@@ -116,7 +133,8 @@ def reset() -> None:
         _seconds.clear()
         _reasons.clear()
         _places.clear()
-        _reset_native()
+        for index in _devices():
+            C.reset_counters(index)
 
 
 def places() -> list[tuple[str, str, Cost]]:

@@ -12,11 +12,12 @@ import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType, FrameType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from tarry import places
+from tarry.native import C
 
 Frame: TypeAlias = tuple[CodeType, dict[str, Any], dict[str, Any]]
 """Its code, its variables (modules, and the first argument), its globals."""
@@ -25,24 +26,15 @@ _FORBIDDEN = re.compile(r"[^\w.-]")
 """What a name in the text of a graph cannot have in it (ir/text.py)."""
 
 
-class Native(Protocol):
-    """What the native part does with names."""
-
-    def name_modules(self, named: Sequence[tuple[int, str]], /) -> None: ...
-    def forget_module(self, address: int, /) -> None: ...
-    def frame_variables(self, of: type, /) -> list[Frame] | None: ...
-
-
 class ModuleNames:
     """Names modules, and forgets them when they die: another may get the address."""
 
-    def __init__(self, native: Native) -> None:
-        self._native = native
+    def __init__(self) -> None:
         self._alive: dict[int, weakref.ref[torch.nn.Module]] = {}
 
     def name(self, module: torch.nn.Module) -> None:
         """Name all modules of the model that a module is part of."""
-        frames = _frames(self._native)
+        frames = _frames()
         root, prefix = _model(module, frames)
         found = [(root, prefix), *((child, f"{prefix}.{path}") for path, child in _tree(root))]
         if all(child is not module for child, _ in found):
@@ -50,18 +42,18 @@ class ModuleNames:
         new = [(child, path) for child, path in found if id(child) not in self._alive]
         for child, _ in new:
             self._alive[id(child)] = weakref.ref(child, self._forgetter(id(child)))
-        self._native.name_modules([(id(child), _FORBIDDEN.sub("_", path)) for child, path in new])
+        C.name_modules([(id(child), _FORBIDDEN.sub("_", path)) for child, path in new])
 
     def _forgetter(self, address: int) -> Any:
         def forget(_: object) -> None:
             self._alive.pop(address, None)
-            self._native.forget_module(address)
+            C.forget_module(address)
 
         return forget
 
 
-def _frames(native: Native) -> list[Frame]:
-    given = native.frame_variables(torch.nn.Module)
+def _frames() -> list[Frame]:
+    given = C.frame_variables(torch.nn.Module)
     if given is not None:
         return given
     frames: list[Frame] = []

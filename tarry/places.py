@@ -11,7 +11,6 @@ import importlib.util
 import os
 import sys
 import sysconfig
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,7 +25,6 @@ _EXAMPLES = f"{_PACKAGE}examples/"
 _STANDARD = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
 _GENERATED = ("<frozen", "<eval_with_key>")  # by Python's importer, by torch.fx
 _INSTALLED = ("/site-packages/", "/dist-packages/")
-_current: Callable[[], tuple[str, int, str, str]] = lambda: ("", 0, "", "")  # noqa: E731 - see attach
 
 
 @functools.cache
@@ -65,12 +63,6 @@ def _is_script(file: str) -> bool:
     return script is not None and getattr(main, "__spec__", None) is None and os.path.abspath(script) == file
 
 
-def attach(current: Callable[[], tuple[str, int, str, str]]) -> None:
-    """Give the native part's look at the frames: the user's file and line, the library's line, the module."""
-    global _current
-    _current = current
-
-
 def fields(place: tuple[str, int, str, str]) -> dict[str, Any]:
     """A place as fields of an event."""
     return dict(zip(("file", "line", "library", "module"), place, strict=True))
@@ -100,5 +92,7 @@ def of_caller() -> dict[str, Any]:
 
 def here() -> dict[str, Any]:
     """The same, with or without a subscriber: for what happens rarely."""
-    place = _current()
+    from tarry.native import C  # here: the command line judges files without the native part
+
+    place = C.current_place()
     return fields(place) if place[0] else {}

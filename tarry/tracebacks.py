@@ -15,7 +15,7 @@ from tarry.places import is_ours
 
 def leave(error: BaseException, handled: BaseException | None) -> BaseException:
     """The error as the program is to see it. `handled` is what the program was handling when it called tarry: errors
-    that tarry has handled since are none of its business, unless they are the cause."""
+    that tarry has handled since are left out, unless they are the cause."""
     if not config.full_tracebacks:
         error.__context__ = None if handled is error else handled
         if not isinstance(error, AssertionError):  # which is a fault of ours

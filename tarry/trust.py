@@ -1,9 +1,9 @@
 """Folders whose contents are run as code: this user alone may write them.
 
-Compiled programs, the native part and generated modules come out of the cache directory. Who can write there runs
-code as this user. So folders are made with mode 0700, whatever the umask; one that another user owns or can write is
-refused, with what to do about it, and so is one that holds another user's file. Checks are made on what was opened, not
-on its name: nothing can be exchanged in between. Root counts as this user: it could do anything anyway.
+Compiled programs, the native part and generated modules come out of the cache directory. Any user who can write there
+runs code as this one. So folders are made with mode 0700, whatever the umask; one that another user owns or can write
+is refused, with what to do about it, and so is one that holds another user's file. Checks are made on what was opened,
+not on its name: nothing can be exchanged in between. Root counts as this user: it could do anything anyway.
 """
 
 from __future__ import annotations

@@ -87,18 +87,18 @@ def _few_groups(nodes: Sequence[Node], known: dict[int, bool], views: dict[Value
 
 def _groups(nodes: Sequence[Node], known: dict[int, bool], views: dict[Value, Node], last: bool) -> list[list[Node]]:
     """The nodes by part, in order, but for views; the last part is one that the backend knows, or not."""
-    # Counted from the end: parts of the one kind are at even places, of the other at odd ones.
+    # Levels count from the end: parts of the one kind are at even levels, of the other at odd ones.
     read_at: dict[Value, int] = {}
     groups: dict[int, list[Node]] = {}
     for node in reversed(nodes):
-        place = max((read_at.get(value, 0) for value in node.results), default=0)
+        level = max((read_at.get(value, 0) for value in node.results), default=0)
         if not any(value in views for value in node.results):
-            if place % 2 != (known[id(node)] is not last):
-                place += 1
-            groups.setdefault(place, []).append(node)
+            if level % 2 != (known[id(node)] is not last):
+                level += 1
+            groups.setdefault(level, []).append(node)
         for value in node.operands:
-            read_at[value] = max(read_at.get(value, 0), place)
-    return [groups[place][::-1] for place in sorted(groups, reverse=True)]
+            read_at[value] = max(read_at.get(value, 0), level)
+    return [groups[level][::-1] for level in sorted(groups, reverse=True)]
 
 
 def _with_returned_views(graph: Graph, groups: list[list[Node]], views: dict[Value, Node]) -> list[list[Node]]:

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from tarry.cli.lines import duration
 from tarry.cli.script import Script
 from tarry.cli.script import run as run_script
+from tarry.events.text import duration
 
 if TYPE_CHECKING:
     from rich.console import Console

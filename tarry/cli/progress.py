@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.live import Live
 from rich.spinner import Spinner
 
-from tarry.cli.lines import place
+from tarry.events.text import place
 
 if TYPE_CHECKING:
     from rich.console import Console

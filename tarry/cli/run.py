@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tarry.lazy.devices import Source
 
 
-# A script with one of these words runs on CUDA where it can: it says so, or leaves the choice to who takes CUDA.
+# A script with one of these words runs on CUDA where it can: it names CUDA, or a framework that prefers CUDA.
 _ACCELERATED = re.compile(r"\b(cuda|torch\.accelerator|Trainer|Accelerator|lightning|pytorch_lightning)\b")
 
 

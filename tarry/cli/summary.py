@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from rich.text import Text
 
-from tarry.cli.lines import duration, place, short
 from tarry.cli.watch import Cost, Place, Watch
+from tarry.events.text import duration, place, short, short_line
 
 SHOWN = 3
 """Reads and fallbacks that are named, the most expensive first."""
@@ -85,16 +85,11 @@ def _costs(label: str, table: Mapping[Place, Cost], none: str) -> Iterator[tuple
     if not table:
         yield label, none
     for k, (at, cost) in enumerate(worst(table)):
-        library = f", by {_library(cost.library)}" if cost.library else ""
+        library = f", by {short_line(cost.library)}" if cost.library else ""
         where = f"{short(at.file)}:{at.line}" if at.file else "an unknown line"
         each = duration(cost.seconds / cost.count)
         total = f"{cost.count} x {each} = {duration(cost.seconds)}"
         yield (label if k == 0 else ""), f"{where}  {at.what}: {total}{library}"
-
-
-def _library(line: str) -> str:
-    file, _, number = line.rpartition(":")
-    return f"{short(file)}:{number}"
 
 
 def worst(table: Mapping[Place, Cost]) -> list[tuple[Place, Cost]]:

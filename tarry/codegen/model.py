@@ -92,24 +92,8 @@ class LazyArgument:
     is_out: bool = False
 
     @property
-    def is_attribute(self) -> bool:
-        return not self.is_operand
-
-    @property
-    def is_wrapped_scalar(self) -> bool:
-        return self.is_operand and self.type.base is Base.SCALAR
-
-    @property
-    def is_symint(self) -> bool:
-        return self.is_operand and self.type.base is Base.SYMINT
-
-    @property
     def is_generator(self) -> bool:
         return self.type.base is Base.GENERATOR
-
-    @property
-    def is_tensor_list(self) -> bool:
-        return self.type.base is Base.TENSOR and self.type.is_list
 
     def __str__(self) -> str:
         default = "" if self.default is None else f"={self.default}"
@@ -231,10 +215,6 @@ class LazySchema:
     def qualified_name(self) -> str:
         """With the namespace: "aten::add.Tensor". Nodes that are no ATen operators have the backend's."""
         return f"{self.namespace}::{self.name}"
-
-    @property
-    def returns_list(self) -> bool:
-        return any(ret.is_list for ret in self.returns)
 
     def __str__(self) -> str:
         fields = "".join(f"\n  {argument}" for argument in self.arguments)

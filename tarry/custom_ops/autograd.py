@@ -23,6 +23,7 @@ import torch
 from tarry import pytree
 from tarry.custom_ops.declared import BackwardContext, Declared, Formula
 from tarry.custom_ops.schema import functional_results, gives_views_only, written_positions
+from tarry.ir.layout import TensorType
 
 RULES = "tarry_autograd"
 """The namespace of the rules."""
@@ -77,7 +78,7 @@ def make_rule(op: Declared) -> Callable[..., Any]:
 def _views(op: Declared, values: list[Any]) -> Any:
     """The views that an operator gives, made anew by an operator whose gradient PyTorch knows."""
     with torch._C._AutoDispatchBelowAutograd():
-        result = _call_with(op, values)
+        result = call_with(op, values)
     bases = {
         name: value
         for argument, value in zip(op._schema.arguments, values, strict=True)
@@ -210,17 +211,12 @@ def _check_overlap(formula: Formula, values: Sequence[Any]) -> None:
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if not one.numel() or not other.numel() or one.untyped_storage()._cdata != other.untyped_storage()._cdata:
+    if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
         return False
-    (first, end), (second, last) = _extent(one), _extent(other)
+    (first, end), (second, last) = (
+        TensorType.of(tensor).at(int(tensor.storage_offset())).byte_range for tensor in (one, other)
+    )
     return first < last and second < end
-
-
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """The first byte of a tensor in its storage, and the one after its last."""
-    length = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    start = int(tensor.storage_offset())
-    return start * tensor.element_size(), (start + length) * tensor.element_size()
 
 
 def _spread(values: Sequence[Any], lists: frozenset[int]) -> tuple[list[Any], list[int | None]]:
@@ -250,7 +246,7 @@ def _forward(ctx: Any, call: _Call, *flat: Any) -> tuple[Any, ...]:
     for k in formula.written:
         given[k] = _clone(values[k])
     with torch._C._AutoDispatchBelowAutograd():  # checked on torch 2.11 and 2.13
-        result = _call_with(formula.op, given)
+        result = call_with(formula.op, given)
     if formula.written:
         result = functional_results(formula.op._schema, given, result)
     results: tuple[Any, ...] = (result,)
@@ -322,7 +318,8 @@ def _jvp(ctx: Any, _: Any, *tangents: Any) -> tuple[Any, ...]:
     return tuple(None if probe is None else next(made) for probe in probes)
 
 
-def _call_with(op: Declared, values: Sequence[Any]) -> Any:
+def call_with(op: Declared, values: Sequence[Any]) -> Any:
+    """Call an operator with all its arguments, in the order of the schema."""
     if not op._has_keywords:
         return op._op(*values)
     pairs = list(zip(op._arguments, values, strict=True))

@@ -16,6 +16,7 @@ import torch
 
 from tarry import _api, pytree
 from tarry.custom_ops import lowering
+from tarry.custom_ops.autograd import call_with
 from tarry.custom_ops.comparison import difference, same_bytes
 from tarry.custom_ops.conflicts import has_abstract
 from tarry.custom_ops.declared import Declared
@@ -53,13 +54,9 @@ class Case:
 
     def call(self, values: Sequence[Any]) -> Any:
         """Call the operator, with the same random numbers each time."""
-        pairs = list(zip(self.op._arguments, values, strict=True))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(SEED)
-            return self.op(
-                *(value for (_, keyword_only, _), value in pairs if not keyword_only),
-                **{name: value for (name, keyword_only, _), value in pairs if keyword_only},
-            )
+            return call_with(self.op, values)
 
     @property
     def gradient_at(self) -> str:
@@ -92,7 +89,7 @@ class Case:
                 return values, self.call(values)
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(SEED + 1)
-                return values, _call_unseeded(self, values)
+                return values, call_with(self.op, values)
 
     @property
     def is_random(self) -> bool:
@@ -209,12 +206,6 @@ def _determinism(case: Case) -> Iterator[str]:
     for (name, _, one), (_, _, other) in pairs:
         if one.shape != other.shape or not same_bytes(one, other):
             yield f"two calls with the same arguments give different values for {name}. {advice}"
-
-
-def _call_unseeded(case: Case, values: Sequence[Any]) -> Any:
-    names = [(name, keyword_only) for name, keyword_only, _ in case.op._arguments]
-    pairs = list(zip(names, values, strict=True))
-    return case.op(*(v for (_, k), v in pairs if not k), **{n: v for (n, k), v in pairs if k})
 
 
 def _abstract(case: Case) -> Iterator[str]:

@@ -14,28 +14,12 @@ import torch
 from torch.utils.backend_registration import generate_methods_for_privateuse1_backend, rename_privateuse1_backend
 
 from tarry.device import checkpoint, exchange, module, parallel, pickling, printing, sending, storages
-from tarry.device.native import Native
 
 NAME = "tarry"
 
-_installed = False
 
-
-def install(
-    native: Native,
-    *,
-    synchronize: Callable[[], None] | None = None,
-    is_portable: Callable[[], bool] = lambda: False,
-) -> None:
-    """Register the device under its name; a second call does nothing.
-
-    `native` is the loaded native module. `synchronize` computes all that is pending and waits for it (it is what
-    `torch.tarry.synchronize()` does). `is_portable`: whether files of tensors are to be loaded without tarry.
-    """
-    global _installed
-    if _installed:
-        return
-    module.bind(native, synchronize)
+def install(is_portable: Callable[[], bool]) -> None:
+    """Register the device under its name. `is_portable`: whether files of tensors are to be loaded without tarry."""
     rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, module)
     generate_methods_for_privateuse1_backend(
@@ -44,8 +28,7 @@ def install(
     printing.install()
     pickling.install(is_portable)
     sending.install()
-    storages.install(native)
-    exchange.install(native)
+    storages.install()
+    exchange.install()
     parallel.install()
-    checkpoint.install(native.set_region)
-    _installed = True
+    checkpoint.install()

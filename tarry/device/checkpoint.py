@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
+
+from tarry.native import C
 
 
 class _Numbering(threading.local):
@@ -47,13 +48,13 @@ class _Numbering(threading.local):
 _numbering = _Numbering()
 
 
-def install(set_region: Callable[[int], int]) -> None:
-    """Have `set_region(number)` called when a recomputation begins, and with what it returned then when it ends."""
-    _wrap_reentrant(set_region)
-    _wrap_non_reentrant(set_region)
+def install() -> None:
+    """Set the recorder's region when a recomputation begins, and set it back when it ends."""
+    _wrap_reentrant()
+    _wrap_non_reentrant()
 
 
-def _wrap_reentrant(set_region: Callable[[int], int]) -> None:
+def _wrap_reentrant() -> None:
     function = getattr(torch_checkpoint, "CheckpointFunction", None)
     original = getattr(function, "backward", None)
     if function is None or original is None or hasattr(original, "_tarry"):
@@ -68,11 +69,11 @@ def _wrap_reentrant(set_region: Callable[[int], int]) -> None:
 
         @functools.wraps(run_function)
         def recompute(*args: Any, **kwargs: Any) -> Any:
-            previous = set_region(region)
+            previous = C.set_region(region)
             try:
                 return run_function(*args, **kwargs)
             finally:
-                set_region(previous)
+                C.set_region(previous)
 
         ctx.run_function = recompute
         _numbering.nesting += 1
@@ -86,7 +87,7 @@ def _wrap_reentrant(set_region: Callable[[int], int]) -> None:
     function.backward = staticmethod(backward)
 
 
-def _wrap_non_reentrant(set_region: Callable[[int], int]) -> None:
+def _wrap_non_reentrant() -> None:
     original = getattr(torch_checkpoint, "_recomputation_hook", None)
     if original is None or hasattr(original, "_tarry"):
         return
@@ -95,13 +96,13 @@ def _wrap_non_reentrant(set_region: Callable[[int], int]) -> None:
         _tarry = True
 
         def __enter__(self) -> Any:
-            self._outer_region = set_region(_numbering.next())
+            self._outer_region = C.set_region(_numbering.next())
             return super().__enter__()
 
         def __exit__(self, *exc_info: object) -> Any:
             try:
                 return super().__exit__(*exc_info)
             finally:
-                set_region(self._outer_region)
+                C.set_region(self._outer_region)
 
     torch_checkpoint._recomputation_hook = RecomputationHook  # type: ignore[misc]

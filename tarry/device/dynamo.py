@@ -40,17 +40,17 @@ class Frame(NamedTuple):
 class Recorded:
     """What PyTorch's compiler does with graphs on tarry.
 
-    `is_users` says of a file whether it belongs to the program itself; `tell` is called with the line of each graph and
-    its number of calls.
+    `is_users` says of a file whether it belongs to the program itself; `report` is called with the line of each graph
+    and its number of calls.
     """
 
-    def __init__(self, is_users: Callable[[str], bool], tell: Callable[[Frame | None, int], None]) -> None:
+    def __init__(self, is_users: Callable[[str], bool], report: Callable[[Frame | None, int], None]) -> None:
         self._is_users = is_users
-        self._tell = tell
+        self._report = report
         self._has_said = False
 
     def install(self, after_import: Callable[[str, Callable[[ModuleType], None]], None]) -> None:
-        """Have it act on modules of PyTorch's compiler when they are there: `after_import(name, act)` says so."""
+        """Change modules of PyTorch's compiler once they are imported: `after_import(name, act)` calls `act` then."""
         after_import("torch._dynamo.device_interface", _register_interface)
         after_import("torch._inductor.compile_fx", self._wrap_inductor)
         after_import("torch._dynamo.backends.registry", self._register_backend)
@@ -89,7 +89,7 @@ class Recorded:
         frames = {node: self._frames(node) for node in calls}
         where = next((found[0] for found in frames.values() if found), None) or self._caller()
         self._say(where)
-        self._tell(where, len(calls))
+        self._report(where, len(calls))
         return _at_their_lines(module, frames).forward
 
     def _frames(self, node: Node) -> list[Frame]:

@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch.utils import dlpack
 
-from tarry.device.native import Native
+from tarry.native import C
 
 
-def install(native: Native) -> None:
+def install() -> None:
     """Teach tensors of device tarry; those of other devices do as before."""
-    _teach_tensors(native)
+    _teach_tensors()
     _teach_functions()
 
 
-def _teach_tensors(native: Native) -> None:
+def _teach_tensors() -> None:
     cls: Any = torch.Tensor
     export, export_device, interface = cls.__dlpack__, cls.__dlpack_device__, cls.__cuda_array_interface__
 
@@ -31,7 +31,7 @@ def _teach_tensors(native: Native) -> None:
         if self.device.type != "tarry":
             return export(self, **kwargs)
         _check_exportable(self)
-        real = native.lend(self)
+        real = C.lend(self)
         if real.device.type != "cuda":
             return export(real, **kwargs)
         torch.cuda.synchronize(real.device)  # the consumer's stream need not wait for ours
@@ -41,14 +41,14 @@ def _teach_tensors(native: Native) -> None:
     def __dlpack_device__(self: Any) -> Any:  # noqa: N807 - likewise
         if self.device.type != "tarry":
             return export_device(self)
-        return export_device(torch.empty(0, device=native.real_device(self.device.index)))
+        return export_device(torch.empty(0, device=C.real_device(self.device.index)))
 
     def __cuda_array_interface__(self: Any) -> Any:  # noqa: N807 - likewise
-        if self.device.type != "tarry" or torch.device(native.real_device(self.device.index)).type != "cuda":
+        if self.device.type != "tarry" or torch.device(C.real_device(self.device.index)).type != "cuda":
             return interface.__get__(self)
         if self.requires_grad:
             raise RuntimeError("Can't get __cuda_array_interface__ on Variable that requires grad; use tensor.detach()")
-        real = native.lend(self, keep=True)  # the consumer is given an address, and holds on to `self`
+        real = C.lend(self, keep=True)  # the consumer is given an address, and holds on to `self`
         torch.cuda.synchronize(real.device)
         return interface.__get__(real)
 

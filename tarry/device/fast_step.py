@@ -19,13 +19,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from operator import attrgetter, itemgetter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._device import DeviceContext
+
+from tarry.native import C
 
 CHECKED = frozenset({(2, 11), (2, 12), (2, 13)})
 """Versions of PyTorch whose `_multi_tensor` functions make these calls."""
@@ -35,36 +37,23 @@ _PLAIN = frozenset({Tensor, Parameter})
 _NUMBERS = frozenset({float, int})
 
 
-class Counting(Protocol):
-    """Access to step counts on the host, without operators."""
-
-    def read_counters(self, counters: list[Tensor], /) -> list[float]:
-        """Their values; none if one of them is something else."""
-
-    def advance_counters(self, counters: list[Tensor], /) -> list[float]:
-        """Add one to each, in turn; what they are then."""
-
-    def write_counters(self, counters: list[Tensor], values: list[float], /) -> None: ...
-
-
 @dataclass(slots=True)
 class Counters:
     """Step counts on the host, and their values before the step. They outlive it, and so hold no gradients."""
 
-    counting: Counting
     tensors: list[Tensor] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
 
     def restore(self, optimizer: torch.optim.Optimizer) -> None:
         """Take the step's counting back. (Its tensors are the device's affair.)"""
-        self.counting.write_counters(self.tensors, self.values)
+        C.write_counters(self.tensors, self.values)
 
 
 @dataclass(slots=True)
 class FastStep:
     """The calls of one step, and the counters that it advances."""
 
-    counters: Counters
+    counters: Counters = field(default_factory=Counters)
     calls: list[Callable[[], None]] = field(default_factory=list)
 
     def run(self) -> None:
@@ -113,13 +102,13 @@ def _is_plain(optimizer: torch.optim.Optimizer) -> bool:
     )
 
 
-def of(optimizer: torch.optim.Optimizer, counting: Counting) -> FastStep | None:
+def of(optimizer: torch.optim.Optimizer) -> FastStep | None:
     """The step that the optimizer is about to take, if it is a plain one."""
     prepare = _PREPARE.get(type(optimizer))
     if prepare is None or _is_watched():
         return None
     try:
-        return _prepared(optimizer, prepare, FastStep(Counters(counting))) if _is_plain(optimizer) else None
+        return _prepared(optimizer, prepare, FastStep()) if _is_plain(optimizer) else None
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         return None  # nothing has been changed; PyTorch's code raises what is to be raised, where it is
 
@@ -205,15 +194,15 @@ def _adam(found: FastStep, group: dict[str, Any], params: list[Any], grads: list
         return False
     averages, squares = _of_entries("exp_avg", entries), _of_entries("exp_avg_sq", entries)
     counters = _of_entries("step", entries)
-    counted = found.counters.counting.read_counters(counters)
+    counted = C.read_counters(counters)
     if not counted or not _are_alike(params, grads, averages, squares):
         return False
-    decoupled, advance = group["decoupled_weight_decay"], found.counters.counting.advance_counters
+    decoupled = group["decoupled_weight_decay"]
     found.counters.tensors += counters
     found.counters.values += counted
 
     def call() -> None:
-        steps = advance(counters)
+        steps = C.advance_counters(counters)
         update: Any = grads
         if decay != 0:
             if decoupled:

@@ -14,25 +14,16 @@ from __future__ import annotations
 
 import pickle
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from tarry.device.native import Native
-
-_native: Native
-_index: Callable[[Any], int]
-
-
-def bind(native: Native, index: Callable[[Any], int]) -> None:
-    """Connect this module to the native part; `index` gives the number of a device given in any way."""
-    global _native, _index
-    _native, _index = native, index
+from tarry.device.index import index_of
+from tarry.native import C
 
 
 def _gpu(device: Any) -> torch.device | None:
-    real = torch.device(_native.real_device(_index(device)))
+    real = torch.device(C.real_device(index_of(device)))
     return real if real.type == "cuda" else None
 
 
@@ -41,36 +32,36 @@ def _gpu(device: Any) -> torch.device | None:
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
     """Free and total memory of the real device in bytes, from the backend; 0 where it is not known."""
-    return _native.memory_info(_index(device))
+    return C.memory_info(index_of(device))
 
 
 def memory_stats(device: Any = None) -> OrderedDict[str, Any]:
     """All counts, under the names that torch.cuda.memory_stats has."""
-    return torch.accelerator.memory_stats(_index(device))
+    return torch.accelerator.memory_stats(index_of(device))
 
 
 def memory_allocated(device: Any = None) -> int:
-    return torch.accelerator.memory_allocated(_index(device))
+    return torch.accelerator.memory_allocated(index_of(device))
 
 
 def max_memory_allocated(device: Any = None) -> int:
-    return torch.accelerator.max_memory_allocated(_index(device))
+    return torch.accelerator.max_memory_allocated(index_of(device))
 
 
 def memory_reserved(device: Any = None) -> int:
-    return torch.accelerator.memory_reserved(_index(device))
+    return torch.accelerator.memory_reserved(index_of(device))
 
 
 def max_memory_reserved(device: Any = None) -> int:
-    return torch.accelerator.max_memory_reserved(_index(device))
+    return torch.accelerator.max_memory_reserved(index_of(device))
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
-    torch.accelerator.reset_peak_memory_stats(_index(device))
+    torch.accelerator.reset_peak_memory_stats(index_of(device))
 
 
 def reset_accumulated_memory_stats(device: Any = None) -> None:
-    torch.accelerator.reset_accumulated_memory_stats(_index(device))
+    torch.accelerator.reset_accumulated_memory_stats(index_of(device))
 
 
 def empty_cache() -> None:
@@ -87,14 +78,14 @@ def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None
         torch.cuda.set_per_process_memory_fraction(fraction, gpu)
         return
     limit = -1 if fraction == 1 else int(fraction * mem_get_info(device)[1])
-    _native.set_memory_limit(_index(device), limit)
+    C.set_memory_limit(index_of(device), limit)
 
 
 def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
     """The counts as a table."""
     stats = memory_stats(device)
     rows = [("allocated", "allocated_bytes"), ("reserved", "reserved_bytes")]
-    lines = [f"memory of tarry:{_index(device)} ({_native.real_device(_index(device))}), in KiB", _row("", *_COLUMNS)]
+    lines = [f"memory of tarry:{index_of(device)} ({C.real_device(index_of(device))}), in KiB", _row("", *_COLUMNS)]
     lines += [_row(name, *(f"{stats[f'{key}.all.{kind}'] / 1024:,.0f}" for kind in _COLUMNS)) for name, key in rows]
     if not abbreviated:
         lines.append(_row("blocks", *(f"{stats[f'allocation.all.{kind}']:,}" for kind in _COLUMNS)))
@@ -118,7 +109,7 @@ def _record_memory_history(enabled: Any = "all", *, max_entries: int = 1 << 20, 
     if _gpu(None) is not None:
         torch.cuda.memory._record_memory_history(enabled, max_entries=max_entries, **kwargs)
         return
-    _native.keep_memory_history(max_entries if enabled else 0)
+    C.keep_memory_history(max_entries if enabled else 0)
 
 
 def _snapshot(device: Any = None) -> dict[str, Any]:
@@ -126,8 +117,8 @@ def _snapshot(device: Any = None) -> dict[str, Any]:
     gpu = _gpu(device)
     if gpu is not None:
         return torch.cuda.memory._snapshot(gpu)
-    events, live = _native.memory_history()
-    traces: list[list[dict[str, Any]]] = [[] for _ in range(_native.device_count())]
+    events, live = C.memory_history()
+    traces: list[list[dict[str, Any]]] = [[] for _ in range(C.device_count())]
     for is_alloc, index, address, size, microseconds, file, line in events:
         entry = {"addr": address, "size": size, "stream": 0, "time_us": microseconds, "frames": _frames(file, line)}
         traces[index] += [{"action": each} | entry for each in (("alloc",) if is_alloc else _FREE)]

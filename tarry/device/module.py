@@ -15,9 +15,8 @@ from typing import Any
 import torch
 
 from tarry.device import memory
-from tarry.device.native import Native
-
-DeviceLike = torch.device | str | int | None
+from tarry.device.index import DeviceLike, index_of
+from tarry.native import C
 
 # torch.utils.checkpoint saves a device's random state only if its module says it is initialised. Ours always is: the
 # generators hold their state from the start, and nothing else is waited for.
@@ -26,19 +25,9 @@ _initialized = True
 _STORAGE_DTYPES = ("BFloat16", "Bool", "Byte", "Char", "ComplexDouble", "ComplexFloat", "Double", "Float", "Half")
 _LEGACY_STORAGES = frozenset(f"{name}Storage" for name in (*_STORAGE_DTYPES, "Int", "Long", "Short"))
 
-_native: Native
-_synchronize: Callable[[], None] | None = None
-_seed_backend: Callable[[int], None] = lambda seed: None  # noqa: E731 - replaced when there is a runtime
+_synchronize: Callable[[], None] = lambda: None  # noqa: E731 - replaced when there is a runtime
+_seed_backend: Callable[[int], None] = lambda seed: None  # noqa: E731 - likewise
 _first_use: Callable[[], None] = lambda: None  # noqa: E731 - likewise
-
-
-def bind(native: Native, synchronize: Callable[[], None] | None) -> None:
-    """Connect this module to the native part and to the runtime; called once, by `tarry.device.install`."""
-    global _native, _synchronize
-    _native = native
-    _synchronize = synchronize
-    native.set_synchronize(None if synchronize is None else lambda index: synchronize())
-    memory.bind(native, _index)
 
 
 def at_first_use(action: Callable[[], None]) -> None:
@@ -47,29 +36,11 @@ def at_first_use(action: Callable[[], None]) -> None:
     _first_use = action
 
 
-def attach(seed: Callable[[int], None], memory_info: Callable[[int], tuple[int, int]]) -> None:
-    """Connect this module to the backend: what it does about a new seed, and what it says of its memory."""
-    global _seed_backend
-    _seed_backend = seed
-    _native.set_memory_info(memory_info)
-
-
-def _index(device: DeviceLike) -> int:
-    """The number of a device given in any of the ways users give it; None is the current one."""
-    if device is None:
-        return _native.current_device()
-    if isinstance(device, int):
-        index: int | None = device
-    else:
-        given = torch.device(device)
-        if given.type != "tarry":
-            raise ValueError(f"torch.tarry: expected a tarry device, got {str(given)!r}")
-        index = given.index
-    if index is None:
-        return _native.current_device()
-    if not 0 <= index < device_count():
-        raise ValueError(f"torch.tarry: there is no device 'tarry:{index}', device_count() is {device_count()}")
-    return index
+def attach(synchronize: Callable[[], None], seed: Callable[[int], None]) -> None:
+    """Connect this module to the runtime: what computes all that is pending and waits for it, and what a new seed does
+    to the backend."""
+    global _synchronize, _seed_backend
+    _synchronize, _seed_backend = synchronize, seed
 
 
 # Presence and initialisation
@@ -89,37 +60,37 @@ def init() -> None:
 
 def _lazy_init() -> None:
     """PyTorch calls this before it first makes a tensor here, so that a forked worker fails with the reason."""
-    _native.check_fork()
+    C.check_fork()
     _first_use()
 
 
 def _is_in_bad_fork() -> bool:
-    return _native.in_bad_fork()
+    return C.in_bad_fork()
 
 
 # Devices
 
 
 def device_count() -> int:
-    return _native.device_count()
+    return C.device_count()
 
 
 def current_device() -> int:
-    return _native.current_device()
+    return C.current_device()
 
 
 def set_device(device: DeviceLike) -> None:
-    _native.set_device(_index(device))
+    C.set_device(index_of(device))
 
 
 def _exchange_device(index: int) -> int:
     """Make a device current; gives the one that was."""
-    return _native.exchange_device(index)
+    return C.exchange_device(index)
 
 
 def _maybe_exchange_device(index: int) -> int:
     """Likewise, but a negative number changes nothing."""
-    return _native.current_device() if index < 0 else _native.exchange_device(index)
+    return C.current_device() if index < 0 else C.exchange_device(index)
 
 
 class device:  # noqa: N801 - the name that torch.cuda's has
@@ -127,17 +98,17 @@ class device:  # noqa: N801 - the name that torch.cuda's has
 
     def __init__(self, device: DeviceLike) -> None:
         unchanged = device is None or (isinstance(device, int) and device < 0)
-        self.index = -1 if unchanged else _index(device)
+        self.index = -1 if unchanged else index_of(device)
         self.previous = -1
 
     def __enter__(self) -> device:
         if self.index >= 0:
-            self.previous = _native.exchange_device(self.index)
+            self.previous = C.exchange_device(self.index)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         if self.index >= 0:
-            _native.set_device(self.previous)
+            C.set_device(self.previous)
 
 
 class device_of(device):  # noqa: N801 - likewise
@@ -157,12 +128,12 @@ class DeviceProperties:
 
 
 def get_device_name(device: DeviceLike = None) -> str:
-    _index(device)
+    index_of(device)
     return "tarry"
 
 
 def get_device_capability(device: DeviceLike = None) -> tuple[int, int]:
-    _index(device)
+    index_of(device)
     return (0, 0)
 
 
@@ -175,9 +146,8 @@ def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
 
 def synchronize(device: DeviceLike = None) -> None:
     """Compute all that has been recorded and wait until it is done."""
-    _index(device)
-    if _synchronize is not None:
-        _synchronize()
+    index_of(device)
+    _synchronize()
 
 
 # Streams and events: csrc/device/streams.h says what they are here. The classes below make PyTorch's own objects, since
@@ -199,7 +169,7 @@ class Stream(metaclass=_MakesTorchs):
     def __new__(cls, device: DeviceLike = None, priority: int = 0, **kwargs: Any) -> torch.Stream:  # type: ignore[misc]
         if "stream_id" in kwargs:
             return torch.Stream(**kwargs)
-        return torch.Stream(device=torch.device("tarry", _index(device)), priority=int(priority))
+        return torch.Stream(device=torch.device("tarry", index_of(device)), priority=int(priority))
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
@@ -225,11 +195,11 @@ class Event(metaclass=_MakesTorchs):
 
 def current_stream(device: DeviceLike = None) -> torch.Stream:
     """This thread's stream on a device."""
-    return torch.accelerator.current_stream(_index(device))
+    return torch.accelerator.current_stream(index_of(device))
 
 
 def default_stream(device: DeviceLike = None) -> torch.Stream:
-    return torch.Stream(stream_id=0, device_index=_index(device), device_type=current_stream(device).device_type)
+    return torch.Stream(stream_id=0, device_index=index_of(device), device_type=current_stream(device).device_type)
 
 
 def set_stream(stream: torch.Stream | None) -> None:
@@ -264,7 +234,7 @@ def is_current_stream_capturing() -> bool:
 def __getattr__(name: str) -> Any:
     # A tuple as on torch.cuda, but read when asked for: the number of devices is not known at import.
     if name == "default_generators":
-        return tuple(_native.default_generator(i) for i in range(device_count()))
+        return tuple(C.default_generator(i) for i in range(device_count()))
     # Tensor.storage_type() looks PyTorch's legacy storage classes up here. They stand for dtypes on this device.
     if name in _LEGACY_STORAGES:
         return getattr(torch, name)
@@ -272,7 +242,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _get_generator(device: DeviceLike) -> torch.Generator:
-    return _native.default_generator(_index(device))
+    return C.default_generator(index_of(device))
 
 
 def manual_seed(seed: int) -> None:

@@ -23,28 +23,17 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tarry.device import fast_step
+from tarry.native import C
 
 
-class Steps(fast_step.Counting, Protocol):
-    """What the runtime knows of steps and their failures (csrc/core/failure.h). A lane is the number of a thread; what
-    is recorded between two cuts of a device is an epoch."""
+class Steps(Protocol):
+    """What the runtime does around a step of an optimizer."""
 
     def cut(self) -> None:
         """End the step; an error of an operator may come up here."""
 
     def finish(self) -> None:
         """Wait for a step that was handed over, and raise its error."""
-
-    def lane(self) -> int: ...
-
-    def failed(self, lane: int) -> list[tuple[int, int]]:
-        """Device and epoch of each step that has failed because of an operator of this lane."""
-
-    def epochs(self) -> list[int]:
-        """The epoch that each device records."""
-
-    def computed(self, epochs: list[int]) -> bool:
-        """Whether these epochs, one of each device, are computed."""
 
     def is_observed(self) -> bool:
         """Whether this thread is inside a function that `tarry.compile` looks at, or that PyTorch compiles."""
@@ -149,12 +138,12 @@ class StepHooks:
 
         @functools.wraps(scaled_step)
         def step(scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-            lane = self._steps.lane()
-            failed = len(self._steps.failed(lane)) if _is_ours(optimizer) else 0
+            lane = C.current_lane()
+            failed = len(C.failed_steps(lane)) if _is_ours(optimizer) else 0
             try:
                 return scaled_step(scaler, optimizer, *args, **kwargs)
             except BaseException:
-                if _is_ours(optimizer) and len(self._steps.failed(lane)) > failed:
+                if _is_ours(optimizer) and len(C.failed_steps(lane)) > failed:
                     scaler._per_optimizer_states.pop(id(optimizer), None)
                 raise
 
@@ -162,7 +151,7 @@ class StepHooks:
 
     def speed_up(self) -> None:
         """Have PyTorch's own optimizers take their plain steps with less Python (fast_step.py)."""
-        # AdamW has the step of Adam, and must keep it: who replaces Adam's replaces both.
+        # AdamW has the step of Adam, and must keep it: a program that replaces Adam's replaces both.
         originals = {class_: vars(class_)["step"] for class_ in fast_step.CLASSES if "step" in vars(class_)}
         for class_, original in originals.items():
             if fast_step.is_torchs(original):
@@ -194,7 +183,7 @@ class StepHooks:
         ):
             return False
         self._prepare(optimizer)
-        fast = fast_step.of(optimizer, self._steps)
+        fast = fast_step.of(optimizer)
         if fast is None:
             return False
         self._begin(optimizer, fast.counters.restore, bool(fast.counters.tensors))
@@ -218,15 +207,15 @@ class StepHooks:
     def _begin(
         self, optimizer: torch.optim.Optimizer, restore: Callable[[torch.optim.Optimizer], None], counts: bool
     ) -> None:
-        lane = self._steps.lane()
-        step = Unsettled(weakref.ref(optimizer), restore, counts, lane, len(self._steps.failed(lane)))
+        lane = C.current_lane()
+        step = Unsettled(weakref.ref(optimizer), restore, counts, lane, len(C.failed_steps(lane)))
         with self._lock:
             # A step of this optimizer that still runs is one that an error of another kind has ended.
             ended = (s for s in self._unsettled if s.epochs is not None or s.optimizer() is not optimizer)
             self._unsettled = [*ended, step]
 
     def end(self, optimizer: torch.optim.Optimizer) -> None:
-        epochs = self._steps.epochs()
+        epochs = [C.epochs(index)[0] for index in range(C.device_count())]
         with self._lock:
             for state in self._unsettled:
                 if state.epochs is None and state.optimizer() is optimizer:
@@ -244,15 +233,15 @@ class StepHooks:
             return
         kept = []
         for state in reversed(self._take(optimizer)):
-            if state.has_failed(self._steps.failed(state.lane)):
+            if state.has_failed(C.failed_steps(state.lane)):
                 state.put_back()
-            elif state.epochs is None or not self._steps.computed(state.epochs):
+            elif state.epochs is None or not _are_computed(state.epochs):
                 kept.append(state)
         self._put_back(kept[::-1])
 
     def _take(self, optimizer: torch.optim.Optimizer | None) -> list[Unsettled]:
         """Take out what is this thread's to settle, and what is left of an optimizer that is gone."""
-        lane = self._steps.lane()
+        lane = C.current_lane()
         with self._lock:
             states, self._unsettled = self._unsettled, []
             taken: list[Unsettled] = []
@@ -269,6 +258,11 @@ class StepHooks:
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
+
+
+def _are_computed(epochs: list[int]) -> bool:
+    """Whether these epochs, one of each device, are computed."""
+    return all(C.epochs(index)[1] > epoch for index, epoch in enumerate(epochs))
 
 
 def _is_ours(optimizer: torch.optim.Optimizer) -> bool:

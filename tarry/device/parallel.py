@@ -46,7 +46,7 @@ def _device(device: Any) -> torch.device:
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """As PyTorch's own do it: who calls them makes complex numbers of the results again."""
+    """As PyTorch's own do it: their callers make complex numbers of the results again."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch.storage import UntypedStorage
 
-from tarry.device.native import Native
+from tarry.native import C
 
 
-def install(native: Native) -> None:
+def install() -> None:
     """Teach storages of device tarry; those of other devices do as before."""
 
     def swap(original: Callable[..., Any], self: Any, other: Any) -> Any:
         if not isinstance(other, UntypedStorage) or other.device != self.device:
             return original(self, other)
-        return native.swap_storages(_bytes(self), _bytes(other))
+        return C.swap_storages(_bytes(self), _bytes(other))
 
     def item(original: Callable[..., Any], self: Any, index: Any) -> Any:
         if not isinstance(index, slice):
@@ -30,7 +30,7 @@ def install(native: Native) -> None:
         start, stop, step = index.indices(len(self))
         if step != 1:
             raise RuntimeError(f"Trying to slice with a step of {step}, but only a step of 1 is supported")
-        return native.slice_storage(_bytes(self), start, max(stop - start, 0))
+        return C.slice_storage(_bytes(self), start, max(stop - start, 0))
 
     _wrap("_swap_data_ptr_", swap)
     _wrap("__getitem__", item)

@@ -39,7 +39,7 @@ class Event:
 class Source(Protocol):
     """What the native part does about events: see csrc/execute/event_log.h."""
 
-    def set_watched(self, who: str, watches: bool, /) -> None: ...
+    def set_watched(self, watcher: str, watches: bool, /) -> None: ...
     def set_logging(self, on: bool, /) -> None: ...
     def take_events(self) -> tuple[list[tuple[str, dict[str, Any], float, int]], int]: ...
 
@@ -73,8 +73,6 @@ def emit(kind: str, **fields: Any) -> None:
     """Something has happened: `kind` and `fields` are those of `KINDS`; what is left out has its default."""
     for count in _counters:
         count(kind, fields)
-    for note in _place_counters:
-        note(kind, fields)
     if _subscriptions:
         flush()  # what has happened before
         _deliver(kind, fields, time.perf_counter(), threading.get_ident())
@@ -118,19 +116,19 @@ def subscribe(subscriber: Callable[[Event], None], *, live: bool = True) -> Iter
     with _lock:
         flush()
         _subscriptions.append(subscription)
-        _tell_source()
+        _update_source()
     try:
         yield
     finally:
         with _lock:
             flush()
             _subscriptions.remove(subscription)
-            _tell_source()
+            _update_source()
     if subscription.error is not None:
         raise subscription.error
 
 
-def _tell_source() -> None:
+def _update_source() -> None:
     if _source is not None:
         _source.set_watched("subscriber", any(subscription.live for subscription in _subscriptions))
         _source.set_logging(any(not subscription.live for subscription in _subscriptions))
@@ -141,7 +139,7 @@ def attach(source: Source) -> None:
     global _source
     with _lock:
         _source = source
-        _tell_source()
+        _update_source()
 
 
 def count_with(counter: Callable[[str, dict[str, Any]], None]) -> None:
@@ -151,7 +149,7 @@ def count_with(counter: Callable[[str, dict[str, Any]], None]) -> None:
 
 
 def count_places_with(counter: Callable[[str, dict[str, Any]], None]) -> None:
-    """The same, also for events of the native part, which have a line only while there is a subscriber."""
+    """From now on, `counter(kind, fields)` is called for each event that the native part has logged, and counted."""
     _place_counters.append(counter)
 
 

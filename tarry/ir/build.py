@@ -18,17 +18,11 @@ import torch
 
 from tarry.codegen.op_table import facts
 from tarry.errors import IRError
+from tarry.ir.dtypes import NUMBER_DTYPES
 from tarry.ir.graph import HERE, Graph, GraphBuilder, Number, NumberKind, Site, Value
 from tarry.ir.layout import Layout, TensorType, disjoint
 from tarry.ir.operators import HIDDEN_WRITES, STRIDED_SCATTER, STRIDED_VIEW, Operator, operator
 from tarry.ir.raw import RawArgument, RawGraph, RawLayout, RawNode
-
-_NUMBER_DTYPES: dict[type, torch.dtype] = {
-    bool: torch.bool,
-    int: torch.int64,
-    float: torch.float64,
-    complex: torch.complex128,
-}
 
 
 def from_raw(raw: RawGraph) -> Graph:
@@ -85,7 +79,7 @@ class _FromRaw:
     def _number_kinds(self) -> list[tuple[NumberKind, torch.dtype]]:
         """Kind and dtype of every number: they stand where it is used. One that is not used is a plain number."""
         found: list[tuple[NumberKind, torch.dtype]] = [
-            ("number", _NUMBER_DTYPES[type(value)]) for value in self.raw["numbers"]
+            ("number", NUMBER_DTYPES[type(value)]) for value in self.raw["numbers"]
         ]
 
         def visit(arg: RawArgument) -> None:

@@ -1,4 +1,4 @@
-"""Short names of dtypes, as the text form prints them."""
+"""Short names of dtypes, as the text form prints them, and the dtypes of Python numbers."""
 
 from __future__ import annotations
 
@@ -31,5 +31,12 @@ for _name in sorted(vars(torch)):
     _dtype = getattr(torch, _name)
     if isinstance(_dtype, torch.dtype):
         DTYPE_NAMES.setdefault(_dtype, str(_dtype).removeprefix("torch."))
+
+NUMBER_DTYPES: dict[type, torch.dtype] = {
+    bool: torch.bool,
+    int: torch.int64,
+    float: torch.float64,
+    complex: torch.complex128,
+}
 
 DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in DTYPE_NAMES.items()}

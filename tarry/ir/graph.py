@@ -120,6 +120,13 @@ class Node:
         return hash(self._key())
 
     @property
+    def drawn_from(self) -> Number | None:
+        """The seed that the operator draws from: the node's own, or that among its arguments."""
+        if self.seed is not None:
+            return self.seed
+        return next((arg for arg in self.args if isinstance(arg, Number) and arg.kind == "seed"), None)
+
+    @property
     def results(self) -> tuple[Value, ...]:
         """The outputs that exist."""
         return tuple(value for value in self.outputs if value is not None)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from tarry.errors import IRError
-from tarry.ir.dtypes import DTYPE_NAMES, DTYPES
+from tarry.ir.dtypes import DTYPE_NAMES, DTYPES, NUMBER_DTYPES
 from tarry.ir.graph import HERE, Graph, Node, Number, NumberKind, Site, Value
 from tarry.ir.layout import TensorType, contiguous_strides
 from tarry.ir.operators import operator
@@ -46,12 +46,6 @@ _WORDS: dict[str, Any] = {
     **_FORMATS,
     **DTYPES,
 }
-_NUMBER_TYPES: dict[type, torch.dtype] = {
-    bool: torch.bool,
-    int: torch.int64,
-    float: torch.float64,
-    complex: torch.complex128,
-}
 
 
 def type_text(type_: TensorType) -> str:
@@ -73,7 +67,7 @@ def arg_text(arg: Any) -> str:
         return f"%{arg.id}"
     if isinstance(arg, Number):
         value = arg_text(arg.value)
-        if _NUMBER_TYPES[type(arg.value)] != arg.dtype:
+        if NUMBER_DTYPES[type(arg.value)] != arg.dtype:
             value += f", {DTYPE_NAMES[arg.dtype]}"
         elif arg.kind == "number":
             return f"${arg.index}={value}"
@@ -332,11 +326,11 @@ class _Parser:
             line.take("sign", "(")
             kind = word  # type: ignore[assignment]
             value = self.constant(line)
-            dtype = DTYPES[line.take("word")] if line.accept(",") else _NUMBER_TYPES[type(value)]
+            dtype = DTYPES[line.take("word")] if line.accept(",") else NUMBER_DTYPES[type(value)]
             line.take("sign", ")")
         else:
             value = self.constant(line)
-            dtype = _NUMBER_TYPES[type(value)]
+            dtype = NUMBER_DTYPES[type(value)]
         number = Number(index, kind, dtype, value)
         self.numbers[index] = number
         return number

@@ -12,11 +12,11 @@ import torch
 Source = Literal["cuda", "cpu"]
 SOURCES = ("cuda", "cpu")
 
-# Who means the real device when it names one: compilers, backends, and what torch does for itself.
+# Modules that mean the real device when they name one: compilers, backends, and what torch does for itself.
 _THEMSELVES = ("torch._", "torch.utils._", "torch.fx", "torch.cuda", "torch.testing", "triton", "tarry.")
-# Who moves a tensor to the CPU to read it by its address.
+# The module that moves a tensor to the CPU to read it by its address.
 _READS_MEMORY = "safetensors"
-# Who makes tensors for the program, of all that is part of torch. The rest (samplers, an optimizer's step counts) makes
+# Modules of torch that make tensors for the program. The rest (samplers, an optimizer's step counts) makes
 # its own, which are on the host whatever the device is.
 _FOR_THE_PROGRAM = ("torch.nn", "torch.distributions")
 _NAMES_FOR_THE_PROGRAM = "torch.cuda.amp"  # its classes name the device for the program
@@ -44,9 +44,9 @@ class Devices:
         return given
 
 
-def is_left_alone(devices: Devices, depth: int = 2) -> bool:
-    """Whether the caller of the function that asks (one further up for each `depth`) means the real device."""
-    return _means_real_device(sys._getframe(depth).f_globals.get("__name__", ""), devices.is_default)
+def is_left_alone(devices: Devices) -> bool:
+    """Whether the caller of the function that asks means the real device."""
+    return _means_real_device(sys._getframe(2).f_globals.get("__name__", ""), devices.is_default)
 
 
 @functools.cache

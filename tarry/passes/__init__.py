@@ -2,19 +2,17 @@
 
 from tarry.passes.common_subexpressions import merge_common_subexpressions
 from tarry.passes.dead_code import eliminate_dead_code
-from tarry.passes.functionalize import functionalize, kept_operators
+from tarry.passes.functionalize import functionalize
 from tarry.passes.own_outputs import own_outputs
-from tarry.passes.pipeline import DEFAULT, Pass, Pipeline, Stages, run, run_pipeline
+from tarry.passes.pipeline import DEFAULT, Pass, Stages, run, run_pipeline
 from tarry.passes.views import recover_views
 
 __all__ = [
     "DEFAULT",
     "Pass",
-    "Pipeline",
     "Stages",
     "eliminate_dead_code",
     "functionalize",
-    "kept_operators",
     "merge_common_subexpressions",
     "own_outputs",
     "recover_views",

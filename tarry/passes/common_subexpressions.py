@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tarry.ir.graph import Graph, GraphBuilder, Number, Value, leaves, typed
+from tarry.ir.graph import Graph, GraphBuilder, Value, typed
 from tarry.ir.layout import VIEW_RULES
 from tarry.ir.operators import STRIDED_VIEW, operator
 
@@ -21,7 +21,7 @@ def merge_common_subexpressions(graph: Graph) -> Graph:
     seen: dict[Any, tuple[Value | None, ...]] = {}
     for node in graph.nodes:
         args = builder.resolve(node.args)
-        if operator(node.op).random and node.seed is None and not _has_seed(args):
+        if operator(node.op).random and node.drawn_from is None:
             builder.copy(node, args=args)
             continue
         region = 0 if node.op == STRIDED_VIEW or node.op in VIEW_RULES else node.region
@@ -35,7 +35,3 @@ def merge_common_subexpressions(graph: Graph) -> Graph:
             if old is not None and new is not None:
                 builder.replace(old, new)
     return builder.finish()
-
-
-def _has_seed(args: Any) -> bool:
-    return any(isinstance(leaf, Number) and leaf.kind == "seed" for leaf in leaves(args))

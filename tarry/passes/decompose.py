@@ -40,21 +40,17 @@ def _name(overload: Any) -> str:
 
 def is_decomposed(node: Node, table: Table, writing: bool = False) -> bool:
     """Whether a node that is not supported is one for the table. What writes has no pure counterpart there, unless the
-    table is one of `writing` operators, too. What draws from a
-    seed stays whole, for its parts would draw other numbers; unless they draw none (attention without dropout)."""
+    table is one of `writing` operators, too. What draws from a seed stays whole, for its parts would draw other
+    numbers; unless they draw none (attention without dropout)."""
     if node.op not in table or (node.kept and not writing):
         return False
-    if not _has_seed(node):
+    if node.drawn_from is None:
         return True
     return not isinstance(_traced(_recorded(node), table[node.op], ()), str)
 
 
-def _has_seed(node: Node) -> bool:
-    return node.seed is not None or any(isinstance(leaf, Number) and leaf.kind == "seed" for leaf in leaves(node.args))
-
-
 def _recorded(node: Node) -> Node:
-    """A node with its numbers as they were recorded; seeds are for those to use who draw."""
+    """A node with its numbers as they were recorded; seeds are left out."""
 
     def value(leaf: Any) -> Any:
         if isinstance(leaf, Number):
@@ -95,12 +91,12 @@ class _Decomposer:
         for node in self.graph.nodes:
             here = replace(node, args=self.builder.resolve(node.args))
             wanted = [value is not None and value in read for value in node.outputs]
-            for old, new in zip(node.outputs, self.place(here, wanted, frozenset()), strict=True):
+            for old, new in zip(node.outputs, self.append(here, wanted, frozenset()), strict=True):
                 if old is not None and new is not None:
                     self.builder.replace(old, new)
         return self.builder.finish()
 
-    def place(self, node: Node, wanted: Sequence[bool], within: frozenset[str]) -> Sequence[Value | None]:
+    def append(self, node: Node, wanted: Sequence[bool], within: frozenset[str]) -> Sequence[Value | None]:
         """Append a node, or what it is made of. Its arguments are values of the new graph, its outputs only types. An
         operator `within` whose decomposition it stands stays as it is: it would never end."""
         trace = None
@@ -121,7 +117,7 @@ class _Decomposer:
         traced = _traced(_recorded(node), self.table[node.op], wanted)
         if not isinstance(traced, str):
             return traced
-        if not _has_seed(node):
+        if node.drawn_from is None:
             warnings.warn(f"tarry: the decomposition of {node.op} is not used: {traced}", stacklevel=2)
         return None
 
@@ -161,8 +157,8 @@ class _Decomposer:
             for k, item in enumerate(made if many else (made,))
         )
         part = Node(_name(step.target), tuple(args), outputs, node.site, node.region)
-        placed = self.place(part, [True] * len(outputs), within)
-        return placed if many else placed[0]
+        made_of = self.append(part, [True] * len(outputs), within)
+        return made_of if many else made_of[0]
 
     def view(self, node: Node, step: torch.fx.Node, known: Mapping[Any, Any]) -> Any:
         """A view operator in the strided form, from which the operators that a graph may have are recovered."""

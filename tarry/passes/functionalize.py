@@ -29,11 +29,6 @@ def functionalize(graph: Graph) -> Graph:
     return _Functionalizer(graph).run()
 
 
-def kept_operators(graph: Graph) -> list[str]:
-    """Names of the writing operators that are left, for reports."""
-    return sorted({node.op for node in graph.nodes if node.kept})
-
-
 class _Functionalizer:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

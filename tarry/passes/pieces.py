@@ -201,20 +201,20 @@ class _Steps:
         waiting = [(0, len(self.nodes))]
         while waiting:
             begin, end = waiting.pop()
-            places = self._cuts_within(begin, end)
-            if places:
-                found += places
-                waiting += [(begin, places[0]), (places[-1], end)]
+            cuts = self._cuts_within(begin, end)
+            if cuts:
+                found += cuts
+                waiting += [(begin, cuts[0]), (cuts[-1], end)]
         return sorted(found)
 
     def _cuts_within(self, begin: int, end: int) -> list[int]:
         """The cuts of the repeat in a part of the sequence that spares the compiler most."""
         for repeat in sorted(self._repeats(begin, end), key=lambda r: (-r.saved, r.period))[:TRIES]:
-            places = self._placed(repeat)
-            parts = [self.nodes[a:b] for a, b in pairwise(places)]
+            cuts = self._cuts_of(repeat)
+            parts = [self.nodes[a:b] for a, b in pairwise(cuts)]
             alike = {_Piece(self, part).skeleton for part in parts}
             if (len(parts) - len(alike)) * repeat.period * 2 >= repeat.saved:
-                return places
+                return cuts
         return []
 
     def _repeats(self, begin: int, end: int) -> Iterator[_Repeat]:
@@ -228,7 +228,7 @@ class _Steps:
                 if (count - 1) * period >= 2 * LEAST:
                     yield _Repeat((count - 1) * period, period, begin + first, begin + last + period)
 
-    def _placed(self, repeat: _Repeat) -> list[int]:
+    def _cuts_of(self, repeat: _Repeat) -> list[int]:
         """The cuts of a repeat, shifted such that as little as possible goes from one piece to the next."""
         _, period, start, end = repeat
         count = (end - start) // period
@@ -238,7 +238,7 @@ class _Steps:
         return [start + shift + k * period for k in range(count + 1)]
 
     def _crossing(self, start: int, end: int) -> list[int]:
-        """For each place what is made before and read after it: how many values, then how many bytes."""
+        """For each position what is made before and read after it: how many values, then how many bytes."""
         last: dict[Value, int] = {}
         made: dict[Value, int] = {}
         for position in range(start, end):
@@ -315,10 +315,10 @@ class _Piece:
                 seed=local(node.seed),
             )
             table.update((old, new) for old, new in zip(node.outputs, made, strict=True) if old and new)
-        places = {value: k for k, value in enumerate(self.inputs(replaced))}
+        positions = {value: k for k, value in enumerate(self.inputs(replaced))}
         replaces: list[int | None] = [None] * len(gives)
         for position, value in replaced:
-            replaces[position] = places[value]
+            replaces[position] = positions[value]
         return builder.finish([table[self.made[k]] for k in gives], replaces)
 
     def inputs(self, replaced: Sequence[tuple[int, Value]]) -> list[Value]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tarry.errors import IRError
@@ -25,23 +25,14 @@ class Pass:
     holds: str
 
 
-@dataclass(frozen=True, slots=True)
-class Pipeline:
-    name: str
-    passes: tuple[Pass, ...]
-
-
-DEFAULT = Pipeline(
-    "default",
-    (
-        Pass("functional", functionalize, "functional"),
-        Pass("views", recover_views, "views"),
-        Pass("cse", merge_common_subexpressions, "views"),
-        Pass("dce", eliminate_dead_code, "views"),
-        Pass("owned", own_outputs, "optimized"),
-    ),
+DEFAULT = (
+    Pass("functional", functionalize, "functional"),
+    Pass("views", recover_views, "views"),
+    Pass("cse", merge_common_subexpressions, "views"),
+    Pass("dce", eliminate_dead_code, "views"),
+    Pass("owned", own_outputs, "optimized"),
 )
-"""What every compiling backend gets. A backend may ask for another pipeline."""
+"""What every compiling backend gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +59,7 @@ class Stages:
 
 def run_pipeline(
     graph: Graph,
-    pipeline: Pipeline = DEFAULT,
+    passes: Sequence[Pass] = DEFAULT,
     *,
     check: bool | None = None,
     between: Callable[[], None] = lambda: None,
@@ -80,7 +71,7 @@ def run_pipeline(
     if check:
         verify(graph, "recorded")
     graphs = {"recorded": graph}
-    for step in pipeline.passes:
+    for step in passes:
         graph = step.run(graph)
         if check:
             verify(graph, step.holds)
@@ -93,24 +84,16 @@ def run_pipeline(
 def run(
     graph: Graph,
     stage: str = "optimized",
-    pipeline: Pipeline = DEFAULT,
     *,
     check: bool | None = None,
     between: Callable[[], None] = lambda: None,
     kept: dict[str, Graph] | None = None,
 ) -> Graph:
     """A recorded graph at one stage; passes after that stage are not run. `kept` is given the stages on the way."""
-    names = [step.name for step in pipeline.passes]
-    if stage == "recorded":
-        wanted = 0
-    elif stage == "optimized":
-        wanted = len(names)
-    elif stage in names:
-        wanted = names.index(stage) + 1
-    else:
-        raise ValueError(f"no stage {stage!r}; there are {', '.join(('recorded', *names, 'optimized'))}")
-    passes = Pipeline(pipeline.name, pipeline.passes[:wanted])
-    stages = run_pipeline(graph, passes, check=check, between=between)
+    names = ("recorded", *(step.name for step in DEFAULT), "optimized")
+    if stage not in names:
+        raise ValueError(f"no stage {stage!r}; there are {', '.join(names)}")
+    stages = run_pipeline(graph, DEFAULT[: names.index(stage)], check=check, between=between)
     if kept is not None:
         kept.update(stages.graphs)
     return stages.optimized

@@ -151,7 +151,7 @@ class Capture:
 
 
 class CountedOnHostError(NotReplayableError):
-    """All that stands in the way is that optimizers count their steps on the host."""
+    """The call could be replayed if optimizers did not count their steps on the host."""
 
     def __init__(self, name: str | None, optimizers: list[torch.optim.Optimizer], capture: Capture) -> None:
         super().__init__(

@@ -2,7 +2,7 @@
 
 The objects that the function's own code names - globals, closure cells, `self`, and what they directly hold - are
 looked at: modules, optimizers and tensors whole, containers by their items, other objects by the attributes that code
-names. What is found becomes a list of checks, carried out natively before each replay (`csrc/replay/guard.h`).
+names. What is found becomes a list of checks, carried out natively before each replay (`csrc/bind/guard.h`).
 
 Guards say when to record early, and no more: what they cannot see, verification finds (`verification.py`).
 """

@@ -139,7 +139,7 @@ class Watch:
             written=[t for t in self._guards.tensors if C.storage_serial(t) in written],
         )
         counted = self._guards.counted_on_host()
-        if counted:  # the last obstacle: it may be moved out of the way
+        if counted:  # the last obstacle, which may be removed
             raise CountedOnHostError(self._guards.changed_host_tensor(), counted, capture)
         return capture
 

@@ -1,4 +1,4 @@
-"""Memory over a step, from its graph: which tensors are alive at each node, and who made those at the peak.
+"""Memory over a step, from its graph: which tensors are alive at each node, and which nodes made those at the peak.
 
 It is what the nodes need if they run one by one, in order, and each buffer is freed after its last use. A compiled
 program that fuses operators needs less.

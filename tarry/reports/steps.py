@@ -100,19 +100,9 @@ def timeline(run: Run) -> Timeline:
 
 def _count(step: Step, event: dict[str, Any], spans: Iterable[Span]) -> None:
     for span in spans:
-        match span.category:
-            case 0:
-                step.record += span.seconds
-            case 1:
-                step.reference += span.seconds
-            case 2:
-                step.execute += span.seconds
-            case 3 if not event.get("background"):
-                step.compile += span.seconds
-            case 4:
-                step.wait += span.seconds
-            case 6:
-                step.fallback += span.seconds
+        name = CATEGORIES[span.category]
+        if hasattr(step, name) and not (span.category == COMPILE and event.get("background")):
+            setattr(step, name, getattr(step, name) + span.seconds)
     if event["kind"] == "sync":
         step.syncs += 1
         step.operations += event.get("operations", 0)

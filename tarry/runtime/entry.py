@@ -96,7 +96,7 @@ class Entry(Generic[T]):
 
     def finish(self) -> T | Reason | None:
         """Take the outcome of a job that is done; None if it was stopped, so that it may be begun again. Warns if the
-        job has failed: nothing else would say so."""
+        job has failed."""
         job = self.job
         assert job is not None
         if job.stopped:
@@ -105,7 +105,7 @@ class Entry(Generic[T]):
         made = job.result
         if made is None:
             made = Reason(_why_failed(job.error))
-            warnings.warn(f"tarry: {made.text}. It goes on on the reference path.", stacklevel=2)
+            warnings.warn(f"tarry: {made.text}. tarry keeps using the reference path.", stacklevel=2)
         self.settle(made)
         return made
 
@@ -154,14 +154,14 @@ class EntryCache(Generic[E]):
             self._size -= len(bucket)
         return entry
 
-    def serve(self, key: tuple[int, int], entry: E, program: object, tell: Callable[[C.Structure], None]) -> None:
-        """Have the native part told, once, of a program of an entry that it may run by itself."""
+    def serve(self, key: tuple[int, int], entry: E, program: object, register: Callable[[C.Structure], None]) -> None:
+        """Register a program of an entry with the native part, once, so that it runs the program by itself."""
         served = self._served.setdefault(entry, [])
         if program not in served:
             for structure, other in self._buckets.get(key, ()):
                 if other is entry:
                     served.append(program)
-                    tell(structure)
+                    register(structure)
 
     def serve_reference(self, key: tuple[int, int], entry: E) -> None:
         """Have the native part compute batches of an entry by the reference path, until a job is done."""

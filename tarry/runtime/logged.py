@@ -27,8 +27,8 @@ class Logged:
     def __init__(self) -> None:
         self._logs = False
 
-    def set_watched(self, who: str, watches: bool, /) -> None:
-        C.set_watched(who, watches)
+    def set_watched(self, watcher: str, watches: bool, /) -> None:
+        C.set_watched(watcher, watches)
 
     def set_logging(self, on: bool, /) -> None:
         if on != self._logs:  # else what is logged would be dropped

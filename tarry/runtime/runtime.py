@@ -143,7 +143,7 @@ class Runtime:
             C.keep_freed_memory(config.kept_memory)
 
     def _retire(self, backend: Backend) -> None:
-        """A backend goes. One that fails at that must not be in the way of the next."""
+        """Tear a backend down. A failure is reported, and does not keep the next backend from being set up."""
         evacuate(self._devices)
         try:
             with PlainDispatch():
@@ -212,7 +212,8 @@ class Runtime:
                 self._backend.teardown()
 
     def _finish_last(self) -> None:
-        """The last step must not fail unseen. Another thread may be in the middle of a step, and will never go on."""
+        """Report the failure of a last step. Another thread may have been stopped in the middle of a step: wait no
+        longer than `EXIT_SECONDS` for it."""
         if not C.in_bad_fork() and self._lock.acquire(timeout=limits.EXIT_SECONDS):
             try:
                 self._finish_all()
@@ -330,7 +331,10 @@ class Runtime:
         try:  # first: an interrupt may come after any call
             self._lock.in_step = True
             gc.disable()  # a finaliser that needs a value could not be served in the middle of a step
-            profiled("tarry::step", self._compute, engine, backend, batch, reason)
+            profiled("tarry::step", engine.compute, backend, batch, reason)
+        except BaseException:
+            self.after_finish()
+            raise
         finally:
             self._lock.in_step = False
             C.count_memory(counted)
@@ -353,13 +357,6 @@ class Runtime:
         cut = budget_cut(reason, operations=operations, seconds=seconds, device=device, **place)
         if cut is not None:
             events.emit("budget_cut", **cut)
-
-    def _compute(self, engine: Engine, backend: Backend, batch: Batch, reason: str) -> None:
-        try:
-            engine.compute(backend, batch, reason)
-        except BaseException:
-            self.after_finish()
-            raise
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -141,7 +141,7 @@ class Store:
             finally:
                 if locked:
                     with suppress(OSError), self._open() as folder:
-                        os.unlink(f"{identity.key}{CLAIM}", dir_fd=folder)  # who waits has it open
+                        os.unlink(f"{identity.key}{CLAIM}", dir_fd=folder)  # waiting processes have it open
                     with suppress(OSError):
                         fcntl.flock(lock, fcntl.LOCK_UN)  # a fork may have it open, too
         finally:
@@ -166,7 +166,7 @@ class Store:
 
     @contextmanager
     def _open(self) -> Iterator[int]:
-        """The directory, if it can be trusted. One that cannot is refused for good, and a warning says why."""
+        """The directory, if it can be trusted. One that cannot is refused from then on, with a warning."""
         if self._refused:
             raise trust.UntrustedError("refused before")
         try:

@@ -132,7 +132,7 @@ class Captured(Backend):
     @property
     def copied(self) -> int:
         """Inputs that are copied before launches, of all programs."""
-        return sum(len(made._placed) for made in self.captures)
+        return sum(len(made._copied) for made in self.captures)
 
 
 @pytest.fixture(autouse=True)

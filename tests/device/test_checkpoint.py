@@ -138,7 +138,7 @@ def test_missing_private_names_are_no_error(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.delattr(torch_checkpoint, "_recomputation_hook")
     monkeypatch.delattr(torch_checkpoint, "CheckpointFunction")
-    ours.install(lambda region: 0)
+    ours.install()
 
 
 def test_installing_twice_wraps_once() -> None:
@@ -147,7 +147,7 @@ def test_installing_twice_wraps_once() -> None:
     from tarry.device import checkpoint as ours
 
     before = torch_checkpoint.CheckpointFunction.backward, torch_checkpoint._recomputation_hook
-    ours.install(lambda region: 0)
+    ours.install()
     assert (torch_checkpoint.CheckpointFunction.backward, torch_checkpoint._recomputation_hook) == before
 
 

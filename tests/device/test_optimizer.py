@@ -26,17 +26,8 @@ class Noted:
 
     def finish(self) -> None: ...
 
-    def lane(self) -> int:
-        return 0
-
-    def failed(self, lane: int) -> list[tuple[int, int]]:
-        return []
-
-    def epochs(self) -> list[int]:
-        return [1]
-
-    def computed(self, epochs: list[int]) -> bool:
-        return True
+    def is_observed(self) -> bool:
+        return False
 
 
 @pytest.fixture

@@ -33,3 +33,8 @@ def check_stages(recorder: Recorder, same: Callable[[torch.Tensor, torch.Tensor]
 def body(graph: Graph) -> list[str]:
     """The operators of a graph with their arguments, without values and types."""
     return [line.strip().partition(" = ")[2].partition("  #")[0] for line in to_text(graph).splitlines()[1:-1]]
+
+
+def kept_operators(graph: Graph) -> list[str]:
+    """Names of the writing operators that are left."""
+    return sorted({node.op for node in graph.nodes if node.kept})

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tarry.ir import parse, to_text, verify
-from tarry.passes import functionalize, kept_operators
-from tests.passes.check import body, check_stages, record
+from tarry.passes import functionalize
+from tests.passes.check import body, check_stages, kept_operators, record
 
 HEADER = "graph(%0: f32[4, 8], %1: f32[8], %2: f64[8], %3: bf16[4, 8], %4: f32[4, 8]{1, 4}, %5: i32[8]):"
 

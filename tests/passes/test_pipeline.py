@@ -10,9 +10,9 @@ from torch import nn
 
 from tarry.errors import IRError
 from tarry.ir import Graph, from_raw, parse, to_text
-from tarry.passes import DEFAULT, Pass, Pipeline, kept_operators, run, run_pipeline
+from tarry.passes import DEFAULT, Pass, run, run_pipeline
 from tests.ir.strategies import draw_program
-from tests.passes.check import check_stages, record
+from tests.passes.check import check_stages, kept_operators, record
 
 PROGRAM = """\
 graph(%0: f32[4, 8], %1: f32[8]):
@@ -84,13 +84,13 @@ def _drop_output(graph: Graph) -> Graph:
 
 
 def test_a_pass_may_not_change_the_signature() -> None:
-    broken = Pipeline("broken", (Pass("drop", _drop_output, "recorded"),))
+    broken = (Pass("drop", _drop_output, "recorded"),)
     with pytest.raises(IRError, match="pass 'drop' changed the signature"):
         run_pipeline(parse(PROGRAM), broken, check=True)
 
 
 def test_verification_is_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    lazy = Pipeline("lazy", (Pass("nothing", lambda graph: graph, "functional"),))
+    lazy = (Pass("nothing", lambda graph: graph, "functional"),)
     run_pipeline(parse(PROGRAM), lazy)
     monkeypatch.setenv("TARRY_VERIFY", "1")
     with pytest.raises(IRError, match="rule 'no-mutation'"):
@@ -107,7 +107,7 @@ def test_random_programs_keep_their_meaning(data: st.DataObject) -> None:
 @settings(max_examples=60)
 def test_passes_have_nothing_to_do_the_second_time(data: st.DataObject) -> None:
     stages = run_pipeline(from_raw(draw_program(data.draw).raw()))
-    for step in DEFAULT.passes:
+    for step in DEFAULT:
         assert step.run(stages[step.name]) == stages[step.name]
 
 

@@ -127,7 +127,7 @@ def test_a_job_that_is_refused_or_fails_makes_its_entry_refused() -> None:
     error = BackendError("broken\nin many lines")
     error.add_note("while backend 'b' compiled it; all is still pending")
     entry = _finished(error)
-    with pytest.warns(UserWarning, match="goes on on the reference path"):
+    with pytest.warns(UserWarning, match="keeps using the reference path"):
         reason = entry.finish()
     assert reason == Reason("compiling in the background failed: broken (while backend 'b' compiled it)")
     assert (entry.state, entry.reason, entry.made) == (State.REFUSED, reason, None)

@@ -93,9 +93,9 @@ def test_a_site_is_operators_and_lines() -> None:
     def site(count: int, name: str = "sin") -> Any:
         cache = [torch.ones(3).to("tarry") for _ in range(count)]
         tarry.mark_step()
-        return C.peek([getattr(torch.cat(cache), name)()]).place()
+        return C.peek([getattr(torch.cat(cache), name)()]).call_site()
 
     assert site(2) == site(3)
     assert site(2) != site(2, "cos")
     x = torch.ones(3).to("tarry")
-    assert C.peek([x.sin()]).place() != C.peek([(x.sin())]).place()
+    assert C.peek([x.sin()]).call_site() != C.peek([(x.sin())]).call_site()

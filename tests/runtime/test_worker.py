@@ -109,7 +109,7 @@ def test_a_worker_that_dies_is_replaced_once(tmp_path: Path) -> None:
 def test_a_graph_over_which_workers_die_stays_on_the_reference_path(tmp_path: Path) -> None:
     backend = Portable(diary=tmp_path / "diary", manner="dies")
     with using(backend, "background"):
-        with pytest.warns(UserWarning, match=r"died: killed by SIGKILL.*goes on on the reference path"):
+        with pytest.warns(UserWarning, match=r"died: killed by SIGKILL.*keeps using the reference path"):
             kinds = _compile(backend)
         assert (kinds["compile"], kinds["error"], kinds["reference"]) == (0, 1, 3)
     assert len(backend.compilers()) == 2

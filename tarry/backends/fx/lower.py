@@ -11,7 +11,7 @@ import torch
 
 from tarry.backends.base import PythonNumber
 from tarry.backends.fx.numbers import FORMS, aten, with_tensors
-from tarry.backends.fx.opaque import has_sizes, is_masked, is_opaque, keep_mask, laid_out, opaque, seed_of
+from tarry.backends.fx.opaque import has_sizes, is_masked, is_opaque, keep_mask, laid_out, opaque
 from tarry.backends.lowering import LoweringContext
 from tarry.codegen.op_table import facts
 from tarry.errors import Unsupported
@@ -212,9 +212,8 @@ class FxLowering(LoweringContext[torch.fx.Node]):
     def _opaque(self, node: Node, args: tuple[Any, ...]) -> Sequence[torch.fx.Node | None]:
         target, taken = opaque(node)
         given = [list(args[k]) if isinstance(args[k], tuple) else args[k] for k in taken]
-        seed = seed_of(node)
-        if seed is not None:
-            given.append(self.number(seed))
+        if node.drawn_from is not None:
+            given.append(self.number(node.drawn_from))
         if has_sizes(node):
             given += [list(part) for value in node.results for part in (value.type.sizes, value.type.strides)]
         made = self._call(target, *given)

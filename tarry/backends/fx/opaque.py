@@ -112,14 +112,7 @@ def is_opaque(node: Node) -> bool:
         return True
     if draws_nothing(node.op, node.args):
         return False
-    return node.kept or seed_of(node) is not None
-
-
-def seed_of(node: Node) -> Number | None:
-    """The number that seeds a node."""
-    if node.seed is not None:
-        return node.seed
-    return next((arg for arg in node.args if isinstance(arg, Number) and arg.kind == "seed"), None)
+    return node.kept or node.drawn_from is not None
 
 
 def _is_number(arg: Any) -> bool:
@@ -137,7 +130,7 @@ def opaque(node: Node) -> tuple[Any, list[int]]:
     declared = tuple(
         _NUMBER if _is_number(arg) else argument.type for arg, argument in zip(node.args, arguments, strict=True)
     )
-    return _define(node.op, declared, types, seed_of(node) is not None, has_sizes(node)), taken
+    return _define(node.op, declared, types, node.drawn_from is not None, has_sizes(node)), taken
 
 
 def has_sizes(node: Node) -> bool:

@@ -41,11 +41,9 @@ def sized(type_: TensorType, symbols: Sequence[Any]) -> tuple[list[Any], list[An
     return [value(n) for n in type_.sizes], [value(n) for n in type_.strides]
 
 
-def lower_symbolic(
-    graph: Graph, device: str | torch.device, symbols: int, *, inductor_random: bool = False
-) -> SymbolicFxProgram:
+def lower_symbolic(graph: Graph, device: str | torch.device, symbols: int) -> SymbolicFxProgram:
     """As `lower`, for a graph with that many symbols."""
-    context = _SymbolicLowering(unroll_foreach(graph), torch.device(device), inductor_random)
+    context = _SymbolicLowering(unroll_foreach(graph), torch.device(device))
     context.symbols = [context.fx.placeholder(f"size_{k}") for k in range(symbols)]
     context.lower()
     made = context.finish(in_place=True)

@@ -21,6 +21,7 @@ from tarry.backends.inductor.guards import Guards
 from tarry.backends.inductor.launch import Listing
 from tarry.errors import Unsupported
 from tarry.ir.dtypes import DTYPE_NAMES, DTYPES
+from tarry.ir.layout import TensorType, extent
 from tarry.store import CorruptError, pack, unpack
 
 # What CompiledFxGraph and PyCodeCache have was read off torch 2.11 and 2.13; all uses of it are in this file.
@@ -168,7 +169,7 @@ def aligning(
         for k in aligned:
             tensor = inputs[k]
             if tensor.data_ptr() % ALIGNMENT:
-                flat = tensor.as_strided((_extent(tensor.shape, tensor.stride()),), (1,)).clone()
+                flat = tensor.as_strided((TensorType.of(tensor).extent,), (1,)).clone()
                 inputs[k] = flat.as_strided(tensor.shape, tensor.stride())
                 if k in written:
                     replaced.append((tensor, inputs[k]))
@@ -226,26 +227,21 @@ def _decode(value: Any) -> Any:
 # ---- tensors, with their strides
 
 
-def _extent(sizes: Sequence[int], strides: Sequence[int]) -> int:
-    """Elements from the first to the last."""
-    return 0 if 0 in sizes else 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-
-
 def _tensor_fields(tensor: torch.Tensor) -> list[Any]:
     return [DTYPE_NAMES[tensor.dtype], list(tensor.shape), list(tensor.stride()), str(tensor.device)]
 
 
 def _tensor_bytes(tensor: torch.Tensor) -> bytes:
-    flat = tensor.detach().as_strided((_extent(tensor.shape, tensor.stride()),), (1,)).cpu()
+    flat = tensor.detach().as_strided((TensorType.of(tensor).extent,), (1,)).cpu()
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
 def _tensor(fields: list[Any], data: memoryview) -> torch.Tensor:
     dtype, sizes, strides, device = fields
-    extent = _extent(sizes, strides)
-    if extent * DTYPES[dtype].itemsize != len(data):
+    length = extent(tuple(sizes), tuple(strides))
+    if length * DTYPES[dtype].itemsize != len(data):
         raise ValueError("a tensor of another size")
-    flat = torch.empty(extent, dtype=DTYPES[dtype])
-    if extent:
+    flat = torch.empty(length, dtype=DTYPES[dtype])
+    if length:
         flat.view(torch.uint8).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
     return flat.to(device).as_strided(sizes, strides)

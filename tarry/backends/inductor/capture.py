@@ -50,10 +50,10 @@ class Capture:
         self._compiled = compiled
         self._runs = 0
         self._captures = 0
-        self._places: list[int] = []
+        self._addresses: list[int] = []  # of the inputs, in the last run
         self._moved: set[int] = set()  # since the last run
         self._moves: Counter[int] = Counter()  # since there has been a graph
-        self._placed: set[int] = set()  # inputs with placeholders
+        self._copied: set[int] = set()  # inputs, to placeholders
         replaces = program.graph.replaces
         self._updated = {index for k, index in enumerate(replaces) if k in program.in_place and index is not None}
         self._returned = [k for k in range(len(program.graph.outputs)) if k not in program.in_place]
@@ -64,7 +64,7 @@ class Capture:
 
     def run(self, inputs: list[Any], numbers: list[PythonNumber]) -> list[Any]:
         """Compute the results by the graph if it takes the inputs, else kernel by kernel; the program is then captured
-        for inputs in these places, if the time has come."""
+        for inputs at these addresses, if the time has come."""
         if self.program.accepts(inputs):
             made: list[Any] = self.program.run(inputs, numbers)
             return made
@@ -82,15 +82,15 @@ class Capture:
         return outputs
 
     def _look(self, inputs: list[torch.Tensor]) -> None:
-        places = [tensor.data_ptr() for tensor in inputs]
-        if self._places:
-            self._moved = {k for k, (a, b) in enumerate(zip(self._places, places, strict=True)) if a != b}
-        self._places = places
+        addresses = [tensor.data_ptr() for tensor in inputs]
+        if self._addresses:
+            self._moved = {k for k, (a, b) in enumerate(zip(self._addresses, addresses, strict=True)) if a != b}
+        self._addresses = addresses
         if self._captures:
             self._moves.update(self._moved)
-            self._placed.update(k for k, moves in self._moves.items() if moves > 1)
+            self._copied.update(k for k, moves in self._moves.items() if moves > 1)
         elif self._runs >= self._patience:
-            self._placed = set(self._moved)
+            self._copied = set(self._moved)
 
     def _capture(self, inputs: list[torch.Tensor], numbers: list[PythonNumber]) -> None:
         self.program.clear()  # the memory of the last graph is needed for the next
@@ -107,7 +107,7 @@ class Capture:
             self._counts["cuda_graphs"] += 1
             log.info(
                 "a step of %d operators is a CUDA graph (capture %d); inputs that are copied at each launch: %d of %d",
-                len(self._fx.graph.nodes), self._captures, len(self._placed), len(inputs),
+                len(self._fx.graph.nodes), self._captures, len(self._copied), len(inputs),
             )  # fmt: skip
 
     def _give_up(self, why: str) -> None:
@@ -118,8 +118,8 @@ class Capture:
 
     def _set_graph(self, inputs: list[torch.Tensor], numbers: list[PythonNumber]) -> None:
         fx = self._fx
-        placeholders = [_like(tensor) if k in self._placed else None for k, tensor in enumerate(inputs)]
-        given = [tensor if place is None else place for tensor, place in zip(inputs, placeholders, strict=True)]
+        placeholders = [_like(tensor) if k in self._copied else None for k, tensor in enumerate(inputs)]
+        given = [tensor if own is None else own for tensor, own in zip(inputs, placeholders, strict=True)]
         seeds = [index for vector in fx.vectors if vector.on_host for index in vector.indices]
         on_device = [k for k, vector in enumerate(fx.vectors) if not vector.on_host]
         vectors = [
@@ -135,9 +135,9 @@ class Capture:
             recorded.launch,
             recorded.executable,
             recorded.owner,
-            [0 if k in self._placed else place for k, place in enumerate(self._places)],
+            [0 if k in self._copied else address for k, address in enumerate(self._addresses)],
             placeholders,
-            sorted(self._placed & self._updated),
+            sorted(self._copied & self._updated),
             [(fx.vectors[k].dtype, fx.vectors[k].indices) for k in on_device],
             [vectors[k] for k in on_device],
             recorded.replay,
@@ -150,7 +150,7 @@ class Capture:
 
 
 class Recorded(NamedTuple):
-    """A function's kernels as a graph, with the places of its results."""
+    """A function's kernels as a graph, with its results where it leaves them."""
 
     launch: int  # address of a function of the graph and a stream
     executable: int

@@ -32,7 +32,7 @@ def compose(graph: Graph, pieces: Pieces, parts: Sequence[Raw]) -> Raw:
     vectors: list[NumberVector] = []
     taken = [_share(vectors, call, parts[call.graph].signature) for call in pieces.calls]
     order = sorted(range(len(vectors)), key=lambda k: vectors[k].on_host)  # as in the signature of a single program
-    place = {k: position for position, k in enumerate(order)}
+    position_of = {k: position for position, k in enumerate(order)}
     in_place = pieces.in_place(updated)
     returned = [k for k in range(len(graph.outputs)) if k not in in_place]
     signature = Signature(graph, parts[0].signature.device, [vectors[k] for k in order], in_place)
@@ -43,7 +43,7 @@ def compose(graph: Graph, pieces: Pieces, parts: Sequence[Raw]) -> Raw:
         arguments.clear()
 
         def run(position: int, values: list[Any]) -> Sequence[Any]:
-            values += [given[place[k]][start:end] for k, start, end in taken[position]]
+            values += [given[position_of[k]][start:end] for k, start, end in taken[position]]
             raw = parts[pieces.calls[position].graph]
             return raw.signature.arranged(raw.function(values))
 

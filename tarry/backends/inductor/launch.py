@@ -155,11 +155,13 @@ def _mark_overwrites(instructions: list[dict[str, Any]], inputs: int, writable: 
             schema = torch._C._get_schema(made["op"], made["overload"])
             for argument, value in zip(schema.arguments, made["arguments"], strict=True):
                 if argument.alias_info is not None and argument.alias_info.is_write:
-                    written += [each[1] for each in (value if isinstance(value, list) else [value]) if _is_placed(each)]
+                    written += [
+                        each[1] for each in (value if isinstance(value, list) else [value]) if _is_register(each)
+                    ]
         made["overwrites"] = [register for register in written if register in owner]
 
 
-def _is_placed(argument: Any) -> bool:
+def _is_register(argument: Any) -> bool:
     return isinstance(argument, tuple) and len(argument) == 2 and argument[0] == "register"
 
 
@@ -195,7 +197,7 @@ class _Reader:
         """Constants lie behind the parameters, so that all other registers move up by their number."""
         shift = len(self._constants)
 
-        def place(register: int) -> int:
+        def moved(register: int) -> int:
             if register == NOWHERE:
                 return register
             if register < 0:  # a constant: see _constant
@@ -204,11 +206,11 @@ class _Reader:
 
         for made in self._instructions:
             for key in ("targets", "sources", "drops"):
-                made[key] = [place(register) for register in made[key]]
+                made[key] = [moved(register) for register in made[key]]
             if "arguments" in made:
-                made["arguments"] = [_placed(argument, place) for argument in made["arguments"]]
+                made["arguments"] = [_moved(argument, moved) for argument in made["arguments"]]
         assert self.results is not None
-        self.results = [place(register) for register in self.results]
+        self.results = [moved(register) for register in self.results]
         return self._constants, self._instructions, self._count + shift
 
     # ---- statements
@@ -310,7 +312,7 @@ class _Reader:
                 library=self._library(library),
                 symbol=KERNEL,
                 name=call.func.id if isinstance(call.func, ast.Name) else "",
-                integers=[self._place(self._integer(argument)) for argument in numbers],
+                integers=[self._index_of(self._integer(argument)) for argument in numbers],
             )
             return
         if function is keep_mask():
@@ -416,12 +418,12 @@ class _Reader:
         for name, each in (("sizes", sizes), ("strides", strides)):
             if not isinstance(each, ast.Tuple):
                 raise NotUnderstoodError(f"{name} that are no tuple")
-            fields[name] = [self._place(self._integer(item)) for item in each.elts]
+            fields[name] = [self._index_of(self._integer(item)) for item in each.elts]
         if offset is not None:
-            fields["offset"] = self._place(self._integer(offset))
+            fields["offset"] = self._index_of(self._integer(offset))
         return fields
 
-    def _place(self, polynomial: Polynomial) -> int:
+    def _index_of(self, polynomial: Polynomial) -> int:
         return self.integers.setdefault(polynomial, len(self.integers))
 
     def _is_integer(self, value: ast.expr) -> bool:
@@ -482,11 +484,11 @@ MAX_POINTERS = 2048
 KERNEL = "kernel"  # what Inductor calls the function of a library
 
 
-def _placed(argument: Any, place: Callable[[int], int]) -> Any:
+def _moved(argument: Any, moved: Callable[[int], int]) -> Any:
     if isinstance(argument, _Register):
-        return ("register", place(argument.number))
+        return ("register", moved(argument.number))
     if isinstance(argument, list):
-        return [_placed(item, place) for item in argument]
+        return [_moved(item, moved) for item in argument]
     return argument
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-# Inductor's configuration is read without importing it: who has not imported it has changed nothing. How it keeps what
-# a user has changed was read off torch 2.11 and 2.13.
+# Inductor's configuration is read without importing it: a process that has not imported it has not changed it. How it
+# keeps what a user has changed was read off torch 2.11 and 2.13.
 
 _UNSET = object()
 _NO_MATTER = frozenset(

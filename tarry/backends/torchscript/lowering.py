@@ -42,9 +42,7 @@ def needs_python(graph: Graph) -> bool:
 
 def draws(node: Node) -> bool:
     """Whether a node draws random numbers: a generator is then an input of the program."""
-    if draws_nothing(node.op, node.args):
-        return False
-    return node.seed is not None or any(isinstance(arg, Number) and arg.kind == "seed" for arg in node.args)
+    return node.drawn_from is not None and not draws_nothing(node.op, node.args)
 
 
 @functools.cache

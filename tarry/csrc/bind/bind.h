@@ -17,7 +17,7 @@ void bind_batch(pybind11::module& m); // batches and their structures, as Python
 pybind11::object to_python(const c10::IValue& value);
 c10::IValue from_python(pybind11::handle object, const c10::TypePtr& type);
 
-// The object, to be let go of on any thread.
+// The object; any thread may drop the last reference.
 std::shared_ptr<void> kept_object(pybind11::object object);
 
 inline pybind11::tuple key_of(const Hash128& hash) {

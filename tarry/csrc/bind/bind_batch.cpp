@@ -58,7 +58,7 @@ py::object to_python(const c10::IValue& value, const c10::Argument& argument) {
 // Writes one batch down as plain Python data: see tarry/ir/build.py.
 class RawGraph {
  public:
-  explicit RawGraph(const Batch& batch) : batch_(batch), ids_(batch.slots, -1) {}
+  explicit RawGraph(const Batch& batch) : batch_(batch), ids_(batch.values, -1) {}
 
   py::dict make() {
     py::list inputs, nodes, outputs, replaces;
@@ -66,7 +66,7 @@ class RawGraph {
     for (const NodePtr& node : batch_.order) {
       if (is_input(*node)) {
         for (uint32_t i = 0; i < node->outputs(); ++i) {
-          ids_[batch_.slot_of(*node) + i] = id++;
+          ids_[batch_.index_of(*node) + i] = id++;
           inputs.append(layout(node->output_layout(i)));
         }
       }
@@ -74,7 +74,7 @@ class RawGraph {
     for (const NodePtr& node : batch_.order) {
       if (!is_input(*node)) {
         for (uint32_t i = 0; i < node->outputs(); ++i) {
-          ids_[batch_.slot_of(*node) + i] = id++;
+          ids_[batch_.index_of(*node) + i] = id++;
         }
       }
     }
@@ -86,8 +86,8 @@ class RawGraph {
     for (const Root& root : batch_.roots) {
       outputs.append(id_of(root));
     }
-    for (const int32_t slot : batch_.replaces) {
-      replaces.append(slot < 0 ? -1 : ids_[slot]);
+    for (const int32_t index : batch_.replaces) {
+      replaces.append(index < 0 ? -1 : ids_[index]);
     }
     py::dict graph;
     graph["inputs"] = inputs;
@@ -113,7 +113,7 @@ class RawGraph {
 
   template <typename Source> // a Root or an Edge
   int64_t id_of(const Source& source) const {
-    return ids_[batch_.slot_of(*source.node) + source.output];
+    return ids_[batch_.index_of(*source.node) + source.output];
   }
 
   py::tuple tensor(const Node& node, Operand operand) {
@@ -232,8 +232,8 @@ void bind_structures(py::module& m) {
       .def_property_readonly("comes_again", [](const Outline& outline) { return outline.comes_again; })
       .def("same", &Outline::same, "Whether they differ in integers only.");
   py::class_<SizeTemplate>(m, "SizeTemplate")
-      .def(py::init([](std::vector<uint32_t> symbols, const RawPolynomials& polynomials, std::vector<uint32_t> places) {
-        return SizeTemplate{std::move(symbols), to_polynomials(polynomials), std::move(places)};
+      .def(py::init([](std::vector<uint32_t> symbols, const RawPolynomials& polynomials, std::vector<uint32_t> indices) {
+        return SizeTemplate{std::move(symbols), to_polynomials(polynomials), std::move(indices)};
       }))
       .def("match", [](const SizeTemplate& self, const Outline& outline) { return self.match(outline.integers); });
   py::class_<Structure, std::shared_ptr<Structure>>(m, "Structure")
@@ -269,8 +269,7 @@ void bind_batch(py::module& m) {
       .def_property_readonly("num_inputs", &Batch::leaves)
       .def_property_readonly(
           "is_small", [](const Batch& batch) { return is_small(batch); }, "No program pays for it: see set_small_step.")
-      .def("place", [](const Batch& batch) { return key_of(batch.place()); })
-      .def_property_readonly("num_outputs", [](const Batch& batch) { return batch.roots.size(); })
+      .def("call_site", [](const Batch& batch) { return key_of(batch.call_site()); })
       .def_property_readonly("device", [](const Batch& batch) { return static_cast<int>(batch.state->index); })
       .def_property_readonly(
           "began", [](const Batch& batch) { return perf_counter(batch.began); }, "time.perf_counter() then.")

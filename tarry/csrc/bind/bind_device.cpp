@@ -8,6 +8,7 @@
 #include "device/hooks.h"
 #include "device/host_memory.h"
 #include "device/profiler.h"
+#include "execute/callbacks.h"
 #include "execute/outstanding.h"
 #include "record/provenance.h"
 
@@ -15,24 +16,6 @@ namespace py = pybind11;
 
 namespace tarry {
 namespace {
-
-// Kept for the life of the process: a thread may synchronize while the interpreter shuts down.
-PyObject* synchronize_callable = nullptr;
-
-void call_synchronize(c10::DeviceIndex index) {
-  py::gil_scoped_acquire gil;
-  if (synchronize_callable) {
-    const py::handle callable{synchronize_callable};
-    callable(static_cast<int>(index));
-  }
-}
-
-PyObject* memory_info_callable = nullptr; // likewise
-
-std::pair<size_t, size_t> call_memory_info(c10::DeviceIndex index) {
-  py::gil_scoped_acquire gil;
-  return py::handle(memory_info_callable)(static_cast<int>(index)).cast<std::pair<size_t, size_t>>();
-}
 
 using MemoryRow = std::tuple<bool, int, uint64_t, int64_t, int64_t, std::string, int>;
 
@@ -144,13 +127,6 @@ void bind_device(py::module& m) {
   m.def("advance_counters", &advance_counters);
   m.def("write_counters", &write_counters);
   m.def("derive_seed", &derive_seed, py::arg("seed"), py::arg("offset"));
-  m.def(
-      "set_memory_info",
-      [](py::object callable) {
-        Py_XDECREF(std::exchange(memory_info_callable, callable.release().ptr()));
-        set_memory_info(&call_memory_info);
-      },
-      py::arg("callable"), "Sets the source of free and total memory: callable(device_index).");
   m.def("memory_info", [](int64_t index) { return memory_info(checked_device(narrow(index))); }, py::arg("index"));
   m.def(
       "count_memory", [](int64_t index) { return static_cast<int>(exchange_counted_device(static_cast<c10::DeviceIndex>(index))); },
@@ -171,16 +147,6 @@ void bind_device(py::module& m) {
     }
     return rows;
   });
-  m.def(
-      "set_synchronize",
-      [](py::object callable) {
-        PyObject* previous = synchronize_callable;
-        synchronize_callable = callable.is_none() ? nullptr : callable.release().ptr();
-        set_synchronize(synchronize_callable ? &call_synchronize : nullptr);
-        Py_XDECREF(previous);
-      },
-      py::arg("callable"),
-      "Sets what synchronize() does: callable(device_index), which must return when the device has nothing left to do.");
 }
 
 } // namespace tarry

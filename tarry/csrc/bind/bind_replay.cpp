@@ -2,9 +2,9 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "core/generator.h"
-#include "replay/guard.h"
 #include "replay/host_reads.h"
 #include "bind/bind.h"
+#include "bind/guard.h"
 #include "core/numbers.h"
 #include "record/provenance.h"
 #include "replay/replay.h"

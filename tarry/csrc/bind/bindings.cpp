@@ -37,7 +37,7 @@ namespace {
 // Functions of the Python runtime, kept for the life of the process.
 struct Callbacks {
   PyObject *sync = nullptr, *batch = nullptr, *failure = nullptr, *diagnose = nullptr, *fallback = nullptr, *read = nullptr,
-           *share = nullptr, *value = nullptr, *flush = nullptr;
+           *share = nullptr, *value = nullptr, *flush = nullptr, *synchronize = nullptr, *memory = nullptr;
 };
 Callbacks callbacks;
 bool keeps_frames = false; // of tarry, in errors
@@ -71,10 +71,10 @@ void bind_settings(py::module& m) {
   m.def(
       "set_callbacks",
       [](py::object sync, py::object batch, py::object failure, py::object diagnose, py::object fallback, py::object read,
-         py::object share, py::object value, py::object flush) {
+         py::object share, py::object value, py::object flush, py::object synchronize, py::object memory) {
         const auto take = [](py::object& object) { return object.release().ptr(); };
-        callbacks = {take(sync), take(batch), take(failure), take(diagnose), take(fallback),
-                     take(read), take(share), take(value),   take(flush)};
+        callbacks = {take(sync),  take(batch), take(failure), take(diagnose),    take(fallback), take(read),
+                     take(share), take(value), take(flush),   take(synchronize), take(memory)};
       });
   m.def("set_real_device", [](int index, const std::string& device, bool opaque_data, bool asynchronous) {
     set_real_device(static_cast<c10::DeviceIndex>(index), c10::Device(device), opaque_data, asynchronous);
@@ -97,7 +97,6 @@ void bind_settings(py::module& m) {
   m.def("name_modules", &name_modules);
   m.def("forget_module", &forget_module);
   m.def("frame_variables", [](py::object type) { return py::reinterpret_steal<py::object>(frame_variables(type.ptr())); });
-  m.def("current_site", [] { return site_location(current_site()); });
   m.def(
       "current_place",
       [] {
@@ -304,14 +303,14 @@ void bind_serving(py::module& m) {
   m.def("step_lock", &step_lock, py::return_value_policy::reference);
   m.def(
       "set_watched",
-      [](const std::string& who, bool watches) {
+      [](const std::string& watcher, bool watches) {
         static const std::unordered_map<std::string, Watcher> watchers{
             {"subscriber", Watcher::Subscriber},
             {"observer", Watcher::Observer},
             {"closure", Watcher::Closure},
             {"fallback", Watcher::Fallback},
             {"writer", Watcher::Writer}};
-        set_watched(watchers.at(who), watches);
+        set_watched(watchers.at(watcher), watches);
       },
       "Whether a Watcher has to see each step as it happens: Python then serves all of them.");
   m.def("set_compiling", &set_compiling, "Whether a backend compiles on this thread.");
@@ -345,7 +344,7 @@ void bind_serving(py::module& m) {
 }
 
 py::dict fields_of(const LoggedEvent& event) {
-  static const char* const paths[] = {"reference", "native", "replayed", "direct"};
+  static const char* const paths[] = {"reference", "native", "direct"};
   const PlaceText place = describe_place(event.place);
   py::dict fields;
   fields["file"] = place.file;
@@ -459,6 +458,16 @@ void report_read(const char* method, int device, const Place& place, double seco
 void request_flush() {
   const Gil gil;
   call(callbacks.flush);
+}
+
+void synchronize(c10::DeviceIndex device) {
+  const Gil gil;
+  call(callbacks.synchronize, static_cast<int>(device));
+}
+
+std::pair<size_t, size_t> memory_info(c10::DeviceIndex device) {
+  const Gil gil;
+  return call(callbacks.memory, static_cast<int>(device)).cast<std::pair<size_t, size_t>>();
 }
 
 at::Tensor read_backend_data(const at::Tensor& stand_in) {

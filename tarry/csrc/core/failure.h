@@ -38,8 +38,8 @@ FailurePtr caught_failure(uint32_t lane, const std::string& where);
 // Whether the exception that is being handled ends a program rather than reporting an error: KeyboardInterrupt, SystemExit.
 bool caught_interrupt();
 
-// Errors of Python as C++ exceptions. They are wrapped here because PyTorch's header for them brings pybind11 with it, which takes
-// each source that includes it several seconds to compile.
+// Errors of Python as C++ exceptions. bind/errors.cpp defines these, caught_failure() and Failure::raise(): PyTorch's header for such
+// errors brings pybind11 with it, which takes seconds to compile.
 //
 // Throws the error that Python has set in this thread. The caller holds the GIL.
 [[noreturn]] void throw_python_error();

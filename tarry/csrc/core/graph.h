@@ -1,8 +1,9 @@
 // The recorded graph: nodes, the storages that hold their values, and the state of a device.
 //
 // What a TarryStorage holds is one of four (Contents): nothing yet, an output of a node that is still to be computed, a tensor on
-// the real device, or the error of what could not be computed (failure.h). `home` covers the whole storage. A tensor may look at the storage through any other layout: the layout then stands on
-// the edge by which a node reads it (Edge::view) or writes it (the node's output is the new value of the whole storage).
+// the real device, or the error of what could not be computed (failure.h). `home` covers the whole storage. A tensor may look at the
+// storage through any other layout: the layout then stands on the edge by which a node reads it (Edge::view) or writes it (the node's
+// output is the new value of the whole storage).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -118,7 +119,7 @@ struct Trace;   // replay.h
 enum class Contents : uint8_t {
   Uninitialised, // arbitrary (torch.empty): neither of the fields below is set
   Pending,       // output `value.output` of `value.node`, to be computed
-  Data, // `data`: on the real device, with exactly the layout `home`. While a step is in flight, perhaps a buffer that is being filled
+  Data,   // `data`: on the real device, with the layout `home`. While a step is in flight, perhaps a buffer that is being filled
   Failed, // could not be computed: reading raises `failure` until all of it is overwritten
 };
 

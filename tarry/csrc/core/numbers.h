@@ -1,4 +1,5 @@
-// Equal numbers, and the numbers of a node: inputs of its graph, and no part of its identity. In the order of the raw graph (bind/bind_batch.cpp).
+// Equal numbers, and the numbers of a node: inputs of its graph, and no part of its identity. In the order of the raw graph
+// (bind/bind_batch.cpp).
 #pragma once
 
 #include <vector>

@@ -61,10 +61,10 @@ AddressAllocator* allocator_of(c10::DeviceIndex index) {
   return &(*allocators)[index];
 }
 
-std::atomic<int>& real_device_slot(c10::DeviceIndex index) {
+std::atomic<int>& packed_device(c10::DeviceIndex index) {
   // Two flags, then the device type, and index + 1 in the low byte.
-  static std::array<std::atomic<int>, kMaxDevices> slots{};
-  return slots[index < 0 ? current_device() : index];
+  static std::array<std::atomic<int>, kMaxDevices> packed{};
+  return packed[index < 0 ? current_device() : index];
 }
 
 constexpr int kOpaque = 1 << 30;
@@ -73,22 +73,22 @@ constexpr int kAsynchronous = 1 << 29;
 } // namespace
 
 c10::Device real_device(c10::DeviceIndex index) {
-  const int packed = real_device_slot(index).load(std::memory_order_relaxed) & ~(kOpaque | kAsynchronous);
+  const int packed = packed_device(index).load(std::memory_order_relaxed) & ~(kOpaque | kAsynchronous);
   return c10::Device(static_cast<c10::DeviceType>(packed >> 8), static_cast<c10::DeviceIndex>((packed & 0xff) - 1));
 }
 
 bool has_opaque_data(c10::DeviceIndex index) {
-  return real_device_slot(index).load(std::memory_order_relaxed) & kOpaque;
+  return packed_device(index).load(std::memory_order_relaxed) & kOpaque;
 }
 
 bool is_asynchronous(c10::DeviceIndex index) {
-  return real_device_slot(index).load(std::memory_order_relaxed) & kAsynchronous;
+  return packed_device(index).load(std::memory_order_relaxed) & kAsynchronous;
 }
 
 void set_real_device(c10::DeviceIndex index, c10::Device device, bool opaque_data, bool asynchronous) {
   const int real = device.is_cpu() ? -1 : device.has_index() ? device.index() : 0;
   const int flags = (opaque_data ? kOpaque : 0) | (asynchronous ? kAsynchronous : 0);
-  real_device_slot(index).store(flags | static_cast<int>(device.type()) << 8 | (real + 1));
+  packed_device(index).store(flags | static_cast<int>(device.type()) << 8 | (real + 1));
 }
 
 // ---- nodes and storages
@@ -312,18 +312,23 @@ at::Tensor upload(DeviceState& state, const at::Tensor& source) {
 
 // ---- values
 
-void set_pending(TarryStorage* storage, NodePtr node, uint32_t output, Graveyard& graveyard) {
-  if (storage->value.node) {
-    graveyard.nodes.push_back(std::move(storage->value.node));
-  } else {
-    storage->state->link(storage);
-  }
+// What is known of the contents goes.
+static void drop_contents(TarryStorage* storage, Graveyard& graveyard) {
   if (storage->data.defined()) {
     graveyard.tensors.push_back(std::move(storage->data));
   }
   if (C10_UNLIKELY(storage->failure != nullptr)) {
     graveyard.failures.push_back(std::move(storage->failure));
   }
+}
+
+void set_pending(TarryStorage* storage, NodePtr node, uint32_t output, Graveyard& graveyard) {
+  if (storage->value.node) {
+    graveyard.nodes.push_back(std::move(storage->value.node));
+  } else {
+    storage->state->link(storage);
+  }
+  drop_contents(storage, graveyard);
   storage->mutable_data_ptr(); // a lazy clone that is written gets an address of its own
   storage->value = {std::move(node), output};
   storage->note_stored();
@@ -337,12 +342,7 @@ void set_data(TarryStorage* storage, at::Tensor data, Graveyard& graveyard) {
   if (storage->leaf) {
     drop_leaf(storage, graveyard);
   }
-  if (storage->data.defined()) {
-    graveyard.tensors.push_back(std::move(storage->data));
-  }
-  if (C10_UNLIKELY(storage->failure != nullptr)) {
-    graveyard.failures.push_back(std::move(storage->failure));
-  }
+  drop_contents(storage, graveyard);
   storage->data = std::move(data);
   storage->note_stored();
 }

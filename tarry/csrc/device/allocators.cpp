@@ -17,6 +17,7 @@
 #include "core/graph.h"
 #include "device/hooks.h"
 #include "device/host_memory.h"
+#include "execute/callbacks.h"
 #include "record/memory.h"
 
 namespace tarry {
@@ -78,18 +79,9 @@ struct DeviceMemory final : c10::DeviceAllocator {
 
   static Stats on_host(c10::DeviceIndex index) {
     const HostMemoryStats host = host_memory_stats(index);
-    c10::CachingAllocator::Stat bytes, blocks;
-    bytes.current = host.allocated;
-    bytes.peak = host.peak;
-    bytes.allocated = host.ever_allocated;
-    bytes.freed = host.ever_freed;
-    blocks.current = host.blocks;
-    blocks.peak = host.blocks_peak;
-    blocks.allocated = host.blocks_ever;
-    blocks.freed = host.blocks_freed;
     Stats stats;
-    stats.allocated_bytes[0] = stats.reserved_bytes[0] = stats.active_bytes[0] = stats.requested_bytes[0] = bytes;
-    stats.allocation[0] = stats.segment[0] = stats.active[0] = blocks;
+    stats.allocated_bytes[0] = stats.reserved_bytes[0] = stats.active_bytes[0] = stats.requested_bytes[0] = host.bytes;
+    stats.allocation[0] = stats.segment[0] = stats.active[0] = host.blocks;
     stats.num_ooms = host.out_of_memory;
     return stats;
   }

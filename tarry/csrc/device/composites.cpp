@@ -155,7 +155,7 @@ void check_batch_sizes(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack); // the decomposition is the same for all devices
 }
 
-// ---- operators whose contents tell at the call that they fail, if these are there
+// ---- operators whose failure shows at the call, if the contents of their arguments are at hand
 
 // The contents of `tensor`, if a look at them waits for nothing; otherwise an undefined tensor.
 at::Tensor contents_at_hand(const at::Tensor& tensor) {
@@ -195,20 +195,10 @@ void check_source(const at::Tensor& self, const at::Tensor& mask, const at::Tens
   }
 }
 
-at::Tensor masked_scatter(const at::Tensor& self, const at::Tensor& mask, const at::Tensor& source) {
-  static const Operator* op = find_operator("aten::masked_scatter", "");
-  check_source(self, mask, source);
-  torch::jit::Stack stack{self, mask, source};
-  record(*op, &stack);
-  return stack[0].toTensor();
-}
-
-at::Tensor& masked_scatter_(at::Tensor& self, const at::Tensor& mask, const at::Tensor& source) {
-  static const Operator* op = find_operator("aten::masked_scatter_", "");
-  check_source(self, mask, source);
-  torch::jit::Stack stack{self, mask, source};
-  record(*op, &stack);
-  return self;
+void masked_scatter(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const auto given = torch::jit::last(*stack, 3);
+  check_source(given[0].toTensor(), given[1].toTensor(), given[2].toTensor());
+  record_boxed(op, keys, stack);
 }
 
 // Integers, too: programs written for accelerators rely on it, and the CPU's kernel has none.
@@ -228,7 +218,8 @@ at::Tensor histc(const at::Tensor& self, int64_t bins, const at::Scalar& low, co
   return stack[0].toTensor();
 }
 
-TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
+// Composites whose gradients are those of their parts.
+void add_composites(torch::Library& m) {
   for (const char* name : {"lstm.data", "gru.data", "rnn_tanh.data", "rnn_relu.data"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&check_batch_sizes>());
   }
@@ -237,16 +228,15 @@ TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
   m.impl("scaled_dot_product_attention", TORCH_FN(attention));
 }
 
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
+  add_composites(m);
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  for (const char* name : {"lstm.data", "gru.data", "rnn_tanh.data", "rnn_relu.data"}) {
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&check_batch_sizes>());
-  }
-  m.impl("_thnn_fused_lstm_cell", TORCH_FN(lstm_cell));
-  m.impl("_thnn_fused_gru_cell", TORCH_FN(gru_cell));
+  add_composites(m);
   m.impl("histc", TORCH_FN(histc));
-  m.impl("masked_scatter", TORCH_FN(masked_scatter));
-  m.impl("masked_scatter_", TORCH_FN(masked_scatter_));
-  m.impl("scaled_dot_product_attention", TORCH_FN(attention));
+  m.impl("masked_scatter", torch::CppFunction::makeFromBoxedFunction<&masked_scatter>());
+  m.impl("masked_scatter_", torch::CppFunction::makeFromBoxedFunction<&masked_scatter>());
   m.impl("_fused_sdp_choice", TORCH_FN(attention_choice));
 }
 

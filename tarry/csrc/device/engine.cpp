@@ -1,6 +1,6 @@
 // The autograd engine runs a device's part of backward on a thread of that device. It starts its threads at the first
 // backward() of the process, one for each device known by then, and never again: a device that comes later has none, and
-// its first backward() would fail an internal assertion. So the device sees to its thread itself when it is first used.
+// its first backward() would fail an internal assertion. So the device makes sure of its thread when it is first used.
 // Leans on a protected member of the engine (seen in torch 2.11 to 2.13).
 #include <torch/csrc/autograd/engine.h>
 

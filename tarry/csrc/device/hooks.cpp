@@ -1,7 +1,5 @@
 #include "device/hooks.h"
 
-#include "execute/worker.h"
-
 #include <ATen/Context.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
@@ -15,6 +13,8 @@
 #include "core/generator.h"
 #include "device/host_memory.h"
 #include "device/streams.h"
+#include "execute/callbacks.h"
+#include "execute/worker.h"
 
 namespace tarry {
 namespace {
@@ -22,8 +22,6 @@ namespace {
 constexpr c10::DeviceType kType = c10::DeviceType::PrivateUse1;
 
 std::atomic<c10::DeviceIndex> number_of_devices{1};
-std::atomic<Synchronize> synchronize_hook{nullptr};
-std::atomic<MemoryInfo> memory_info_hook{nullptr};
 thread_local c10::DeviceIndex this_device = 0;
 
 c10::Device device(c10::DeviceIndex index) {
@@ -56,7 +54,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getNewStream(c10::Device d, int) const override { return new_stream(device(d.index())); }
   c10::Stream exchangeStream(c10::Stream s) const override { return exchange_stream(s); }
   bool queryStream(const c10::Stream& s) const override { return Event::now(s.device_index()).is_complete(); }
-  void synchronizeStream(const c10::Stream& s) const override { synchronize(s.device_index()); }
+  void synchronizeStream(const c10::Stream& s) const override { synchronize(checked_device(s.device_index())); }
 
   // PyTorch reads a null event as one that was never recorded.
   void record(void** event, const c10::Stream& s, const c10::DeviceIndex, const c10::EventFlag flag) const override {
@@ -79,7 +77,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return Event::milliseconds(*static_cast<Event*>(from), *static_cast<Event*>(to));
   }
 
-  void synchronizeDevice(const c10::DeviceIndex index) const override { synchronize(index); }
+  void synchronizeDevice(const c10::DeviceIndex index) const override { synchronize(checked_device(index)); }
 };
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
@@ -167,25 +165,6 @@ void register_hooks() {
     at::RegisterPrivateUse1HooksInterface(new Hooks());
     register_allocators();
   });
-}
-
-void set_synchronize(Synchronize synchronize) {
-  synchronize_hook.store(synchronize);
-}
-
-void set_memory_info(MemoryInfo info) {
-  memory_info_hook.store(info);
-}
-
-std::pair<size_t, size_t> memory_info(c10::DeviceIndex index) {
-  const MemoryInfo hook = memory_info_hook.load();
-  return hook ? hook(index) : std::pair<size_t, size_t>();
-}
-
-void synchronize(c10::DeviceIndex index) {
-  if (Synchronize hook = synchronize_hook.load()) {
-    hook(checked_device(index));
-  }
 }
 
 namespace detail {

@@ -8,7 +8,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
 namespace c10 {
 struct Allocator;
@@ -40,16 +39,6 @@ void register_allocators(); // part of register_hooks()
 // Lets the process keep this much of the memory that it has freed. A step frees nearly all that it has allocated; if that went
 // back to the system, the next one would spend a good part of its time on page faults.
 void keep_freed_memory(size_t bytes);
-
-// What torch.accelerator.synchronize() and the like do. None: nothing. No lock and no GIL is held in the call.
-using Synchronize = void (*)(c10::DeviceIndex);
-void set_synchronize(Synchronize synchronize);
-void synchronize(c10::DeviceIndex index);
-
-// What torch.accelerator.get_memory_info() gives: free and total bytes of the real device.
-using MemoryInfo = std::pair<size_t, size_t> (*)(c10::DeviceIndex);
-void set_memory_info(MemoryInfo info);
-std::pair<size_t, size_t> memory_info(c10::DeviceIndex index);
 
 // Makes sure that the autograd engine has a thread for each of our devices (engine.cpp).
 void join_autograd_engine();

@@ -17,9 +17,8 @@ namespace tarry {
 namespace {
 
 struct Counts {
-  std::atomic<int64_t> allocated{0}, peak{0}, ever_allocated{0}, ever_freed{0};
-  std::atomic<int64_t> blocks{0}, blocks_peak{0}, blocks_ever{0}, blocks_freed{0};
-  std::atomic<int64_t> out_of_memory{0};
+  std::mutex mutex;
+  HostMemoryStats stats;
   std::atomic<int64_t> limit{-1};
 };
 
@@ -42,12 +41,6 @@ History& history() {
 
 thread_local c10::DeviceIndex counted_device = -1;
 thread_local uint32_t memory_site = 0;
-
-void raise_peak(std::atomic<int64_t>& peak, int64_t value) {
-  int64_t before = peak.load(std::memory_order_relaxed);
-  while (before < value && !peak.compare_exchange_weak(before, value, std::memory_order_relaxed)) {
-  }
-}
 
 void note(bool is_alloc, c10::DeviceIndex device, const void* pointer, int64_t bytes) {
   History& kept = history();
@@ -76,13 +69,14 @@ void note(bool is_alloc, c10::DeviceIndex device, const void* pointer, int64_t b
 }
 
 void count(c10::DeviceIndex device, const void* pointer) {
-  Counts& counts = all_counts()[device];
-  const auto bytes = static_cast<int64_t>(malloc_usable_size(const_cast<void*>(pointer)));
-  raise_peak(counts.peak, counts.allocated.fetch_add(bytes, std::memory_order_relaxed) + bytes);
-  raise_peak(counts.blocks_peak, counts.blocks.fetch_add(1, std::memory_order_relaxed) + 1);
-  counts.ever_allocated.fetch_add(bytes, std::memory_order_relaxed);
-  counts.blocks_ever.fetch_add(1, std::memory_order_relaxed);
-  note(/*is_alloc=*/true, device, pointer, bytes);
+  const size_t bytes = malloc_usable_size(const_cast<void*>(pointer));
+  {
+    Counts& counts = all_counts()[device];
+    std::lock_guard<std::mutex> guard(counts.mutex);
+    counts.stats.bytes.increase(bytes);
+    counts.stats.blocks.increase(1);
+  }
+  note(/*is_alloc=*/true, device, pointer, static_cast<int64_t>(bytes));
 }
 
 c10::Allocator* below = nullptr; // PyTorch's allocator
@@ -90,13 +84,14 @@ c10::DeleterFnPtr delete_below = nullptr;
 
 template <int device>
 void free_counted(void* pointer) {
-  Counts& counts = all_counts()[device];
-  const auto bytes = static_cast<int64_t>(malloc_usable_size(pointer));
-  counts.allocated.fetch_sub(bytes, std::memory_order_relaxed);
-  counts.blocks.fetch_sub(1, std::memory_order_relaxed);
-  counts.ever_freed.fetch_add(bytes, std::memory_order_relaxed);
-  counts.blocks_freed.fetch_add(1, std::memory_order_relaxed);
-  note(/*is_alloc=*/false, device, pointer, bytes);
+  const size_t bytes = malloc_usable_size(pointer);
+  {
+    Counts& counts = all_counts()[device];
+    std::lock_guard<std::mutex> guard(counts.mutex);
+    counts.stats.bytes.decrease(bytes);
+    counts.stats.blocks.decrease(1);
+  }
+  note(/*is_alloc=*/false, device, pointer, static_cast<int64_t>(bytes));
   delete_below(pointer);
 }
 
@@ -107,12 +102,16 @@ constexpr std::array<c10::DeleterFnPtr, sizeof...(devices)> make_deleters(std::i
 constexpr auto kDeleters = make_deleters(std::make_integer_sequence<int, kMaxDevices>());
 
 [[noreturn]] void out_of_memory(c10::DeviceIndex device, size_t nbytes, const char* why) {
-  Counts& counts = all_counts()[device];
-  counts.out_of_memory.fetch_add(1, std::memory_order_relaxed);
+  int64_t used = 0;
+  {
+    Counts& counts = all_counts()[device];
+    std::lock_guard<std::mutex> guard(counts.mutex);
+    ++counts.stats.out_of_memory;
+    used = counts.stats.bytes.current;
+  }
   TORCH_CHECK_WITH(
-      OutOfMemoryError, false, "tarry: out of memory on 'tarry:", +device, "': tried to allocate ", nbytes, " bytes with ",
-      counts.allocated.load(), " bytes in use. ", why,
-      " Free tensors, use smaller batches, or activation checkpointing (torch.utils.checkpoint)");
+      OutOfMemoryError, false, "tarry: out of memory on 'tarry:", +device, "': tried to allocate ", nbytes, " bytes with ", used,
+      " bytes in use. ", why, " Free tensors, use smaller batches, or activation checkpointing (torch.utils.checkpoint)");
 }
 
 struct CountingAllocator final : c10::Allocator {
@@ -121,9 +120,8 @@ struct CountingAllocator final : c10::Allocator {
     if (C10_LIKELY(device < 0) || nbytes == 0) {
       return below->allocate(nbytes);
     }
-    const Counts& counts = all_counts()[device];
-    const int64_t limit = counts.limit.load(std::memory_order_relaxed);
-    if (C10_UNLIKELY(limit >= 0 && counts.allocated.load() + static_cast<int64_t>(nbytes) > limit)) {
+    const int64_t limit = all_counts()[device].limit.load(std::memory_order_relaxed);
+    if (C10_UNLIKELY(limit >= 0 && host_memory_stats(device).bytes.current + static_cast<int64_t>(nbytes) > limit)) {
       out_of_memory(device, nbytes, "The limit is the one of torch.tarry.set_per_process_memory_fraction.");
     }
     c10::DataPtr made;
@@ -191,20 +189,24 @@ void set_memory_site(uint32_t site) {
 }
 
 HostMemoryStats host_memory_stats(c10::DeviceIndex device) {
-  const Counts& now = all_counts()[device];
-  return {now.allocated,   now.peak,        now.ever_allocated, now.ever_freed,   now.blocks,
-          now.blocks_peak, now.blocks_ever, now.blocks_freed,   now.out_of_memory};
+  Counts& counts = all_counts()[device];
+  std::lock_guard<std::mutex> guard(counts.mutex);
+  return counts.stats;
 }
 
 void reset_peak(c10::DeviceIndex device) {
   Counts& counts = all_counts()[device];
-  counts.peak = counts.allocated.load();
-  counts.blocks_peak = counts.blocks.load();
+  std::lock_guard<std::mutex> guard(counts.mutex);
+  counts.stats.bytes.reset_peak();
+  counts.stats.blocks.reset_peak();
 }
 
 void reset_accumulated(c10::DeviceIndex device) {
   Counts& counts = all_counts()[device];
-  counts.ever_allocated = counts.ever_freed = counts.blocks_ever = counts.blocks_freed = counts.out_of_memory = 0;
+  std::lock_guard<std::mutex> guard(counts.mutex);
+  counts.stats.bytes.reset_accumulated();
+  counts.stats.blocks.reset_accumulated();
+  counts.stats.out_of_memory = 0;
 }
 
 void set_memory_limit(c10::DeviceIndex device, int64_t bytes) {

@@ -31,8 +31,7 @@ class CountedMemory {
 c10::DeviceIndex exchange_counted_device(c10::DeviceIndex device); // the same for Python; -1: none
 
 struct HostMemoryStats {
-  int64_t allocated = 0, peak = 0, ever_allocated = 0, ever_freed = 0; // bytes
-  int64_t blocks = 0, blocks_peak = 0, blocks_ever = 0, blocks_freed = 0;
+  c10::CachingAllocator::Stat bytes, blocks;
   int64_t out_of_memory = 0; // allocations that failed
 };
 HostMemoryStats host_memory_stats(c10::DeviceIndex device);

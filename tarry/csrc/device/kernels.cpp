@@ -132,31 +132,7 @@ at::Tensor zero_tensor(
   return at::zeros(size, dtype, layout, device, pin_memory);
 }
 
-// ---- views
-
-at::Tensor as_strided(const at::Tensor& self, at::IntArrayRef size, at::IntArrayRef stride, std::optional<int64_t> offset) {
-  return at::native::as_strided_tensorimpl(self, size, stride, offset);
-}
-
-at::Tensor view(const at::Tensor& self, at::IntArrayRef size) {
-  return at::native::view(self, size);
-}
-
-at::Tensor reshape_alias(const at::Tensor& self, at::IntArrayRef size, at::IntArrayRef stride) {
-  return at::native::_reshape_alias(self, size, stride);
-}
-
-at::Tensor unfold(const at::Tensor& self, int64_t dimension, int64_t size, int64_t step) {
-  return at::native::unfold(self, dimension, size, step);
-}
-
-at::Tensor view_as_real(const at::Tensor& self) {
-  return at::native::view_as_real(self);
-}
-
-at::Tensor view_as_complex(const at::Tensor& self) {
-  return at::native::view_as_complex(self);
-}
+// ---- storages that tensors look at
 
 // Part of a storage: `storage[a:b]`. A tensor that is set to it looks at the storage that it is part of.
 struct StorageSlice final : c10::StorageImpl {
@@ -462,12 +438,6 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(
   return at::_native_batch_norm_legit(input, weight, bias, mean, variance, training, momentum, eps);
 }
 
-// ---- the kernel of last resort: custom operators and whatever the table does not list
-
-void record_unlisted(const c10::OperatorHandle& handle, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
-  record(*find_operator(handle), stack);
-}
-
 // ---- storages that PyTorch makes by itself (UntypedStorage, torch.load)
 
 c10::intrusive_ptr<c10::StorageImpl> make_storage(
@@ -483,7 +453,7 @@ c10::intrusive_ptr<c10::StorageImpl> make_storage(
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&record_unlisted>());
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&record_boxed>()); // of custom operators and what the table does not list
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
@@ -493,12 +463,12 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("new_empty_strided", TORCH_FN(new_empty_strided));
   m.impl("_lazy_clone", TORCH_FN(lazy_clone));
   m.impl("_efficientzerotensor", TORCH_FN(zero_tensor));
-  m.impl("as_strided", TORCH_FN(as_strided));
-  m.impl("view", TORCH_FN(view));
-  m.impl("_reshape_alias", TORCH_FN(reshape_alias));
-  m.impl("unfold", TORCH_FN(unfold));
-  m.impl("view_as_real", TORCH_FN(view_as_real));
-  m.impl("view_as_complex", TORCH_FN(view_as_complex));
+  m.impl("as_strided", TORCH_FN(at::native::as_strided_tensorimpl)); // views: they change nothing but the tensor's layout
+  m.impl("view", TORCH_FN(at::native::view));
+  m.impl("_reshape_alias", TORCH_FN(at::native::_reshape_alias));
+  m.impl("unfold", TORCH_FN(at::native::unfold));
+  m.impl("view_as_real", TORCH_FN(at::native::view_as_real));
+  m.impl("view_as_complex", TORCH_FN(at::native::view_as_complex));
   m.impl("set_.source_Storage", TORCH_FN(set_storage));
   m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage_and_size));
   m.impl("set_.source_Tensor", TORCH_FN(set_tensor));

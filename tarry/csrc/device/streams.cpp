@@ -7,6 +7,7 @@
 
 #include "core/graph.h"
 #include "device/hooks.h"
+#include "execute/callbacks.h"
 #include "execute/batch.h"
 #include "execute/executor.h"
 #include "execute/serve.h"

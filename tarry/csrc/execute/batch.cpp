@@ -65,7 +65,7 @@ void gather(Batch& batch) {
     batch.key = mix(mix(batch.key, root.node->hash), root.output);
     const NodePtr& leaf = root.storage->leaf;
     const bool stands = leaf && leaf->epoch == root.storage->leaf_epoch && leaf->leaf_layout == root.storage->home;
-    batch.replaces.push_back(stands ? batch.find_slot(*leaf) : -1);
+    batch.replaces.push_back(stands ? batch.find_index(*leaf) : -1);
   }
 }
 
@@ -166,21 +166,21 @@ std::shared_ptr<Batch> copy_batch(const Batch& batch) {
   copy->replaces = batch.replaces;
   copy->may_fail = batch.may_fail;
   copy->replayed = true;
-  std::vector<NodePtr> copies(batch.slots + 1); // by first slot
+  std::vector<NodePtr> copies(batch.values + 1); // by the index of its first value
   for (const NodePtr& node : batch.order) {
     NodePtr made = copy_node(*node);
     // What an input was computed from, in an earlier batch, is not part of this one. A replay's own nodes are never inputs:
     // if they have results, these were kept for nodes that another thread has recorded meanwhile.
     if (batch.replayed || !is_input(*node)) {
       for (const Edge& edge : node->edges) {
-        made->edges.push_back({copies[batch.slot_of(*edge.node)], edge.output, edge.view});
+        made->edges.push_back({copies[batch.index_of(*edge.node)], edge.output, edge.view});
       }
     }
-    copies[batch.slot_of(*node)] = made;
+    copies[batch.index_of(*node)] = made;
     copy->order.push_back(std::move(made));
   }
   for (const Root& root : batch.roots) {
-    copy->roots.push_back({nullptr, copies[batch.slot_of(*root.node)], root.output});
+    copy->roots.push_back({nullptr, copies[batch.index_of(*root.node)], root.output});
   }
   copy->number_values(/*epoch=*/0);
   return copy;
@@ -199,23 +199,23 @@ void Batch::number_values(uint64_t epoch) {
   indexed_epoch_ = epoch;
   for (const NodePtr& node : order) {
     if (node->epoch != epoch) {
-      older_slots_[node.get()] = slots;
+      older_indices_[node.get()] = values;
     } else {
-      if (slots_by_position_.size() <= node->position) {
-        slots_by_position_.resize(std::max<size_t>(node->position + 1, order.size()), UINT32_MAX); // -1 as find_slot() gives it
+      if (indices_by_position_.size() <= node->position) {
+        indices_by_position_.resize(std::max<size_t>(node->position + 1, order.size()), UINT32_MAX); // -1 as find_index() gives it
       }
-      slots_by_position_[node->position] = slots;
+      indices_by_position_[node->position] = values;
     }
-    slots += static_cast<uint32_t>(node->outputs());
+    values += static_cast<uint32_t>(node->outputs());
   }
 }
 
-int32_t Batch::find_slot(const Node& node) const {
+int32_t Batch::find_index(const Node& node) const {
   if (node.epoch == indexed_epoch_) {
-    return node.position < slots_by_position_.size() ? static_cast<int32_t>(slots_by_position_[node.position]) : -1;
+    return node.position < indices_by_position_.size() ? static_cast<int32_t>(indices_by_position_[node.position]) : -1;
   }
-  const auto found = older_slots_.find(&node);
-  return found == older_slots_.end() ? -1 : static_cast<int32_t>(found->second);
+  const auto found = older_indices_.find(&node);
+  return found == older_indices_.end() ? -1 : static_cast<int32_t>(found->second);
 }
 
 size_t Batch::operations() const {
@@ -226,7 +226,7 @@ size_t Batch::leaves() const {
   return order.size() - operations();
 }
 
-Hash128 Batch::place() const {
+Hash128 Batch::call_site() const {
   std::vector<std::pair<const Operator*, uint32_t>> found;
   for (const NodePtr& node : order) {
     if (!is_input(*node)) {
@@ -255,7 +255,7 @@ at::Tensor alias(const at::Tensor& tensor) {
 std::vector<at::Tensor> Batch::inputs(const std::vector<int64_t>& update, bool preserve) {
   PlainDispatch plain;
   std::vector<at::Tensor> tensors;
-  std::vector<bool> updated(slots);
+  std::vector<bool> updated(values);
   for (const int64_t position : update) {
     updated.at(position) = true;
   }
@@ -416,10 +416,10 @@ void Batch::separate(std::vector<at::Tensor>& outputs, const std::vector<bool>& 
 void Batch::commit_results(std::vector<at::Tensor> outputs) {
   PlainDispatch plain;
   check_count(outputs);
-  std::vector<Node*> leaves(slots); // the leaf of each slot that is one's
+  std::vector<Node*> leaves(values); // the leaf that each value is of, if it is one
   for (const NodePtr& node : order) {
     if (node->is_leaf()) {
-      leaves[slot_of(*node)] = node.get();
+      leaves[index_of(*node)] = node.get();
     }
   }
   std::vector<bool> given(outputs.size());
@@ -538,13 +538,13 @@ Structure::Structure(const Batch& batch) : state(batch.state), key(batch.key), r
       call.constants = node->constants;
       for (const Edge& edge : node->edges) {
         call.views.push_back(edge.view);
-        wiring.push_back(batch.slot_of(*edge.node) + edge.output);
+        wiring.push_back(batch.index_of(*edge.node) + edge.output);
       }
     }
     calls.push_back(std::move(call));
   }
   for (const Root& root : batch.roots) {
-    wiring.push_back(batch.slot_of(*root.node) + root.output);
+    wiring.push_back(batch.index_of(*root.node) + root.output);
   }
 }
 
@@ -575,7 +575,7 @@ bool Batch::matches(const Structure& structure) const {
       return false;
     }
     for (const Edge& edge : a.edges) {
-      if (structure.wiring[wire++] != slot_of(*edge.node) + edge.output) {
+      if (structure.wiring[wire++] != index_of(*edge.node) + edge.output) {
         return false;
       }
     }
@@ -584,7 +584,7 @@ bool Batch::matches(const Structure& structure) const {
     return false;
   }
   for (const Root& root : roots) {
-    if (structure.wiring[wire++] != slot_of(*root.node) + root.output) {
+    if (structure.wiring[wire++] != index_of(*root.node) + root.output) {
       return false;
     }
   }

@@ -35,8 +35,8 @@ struct Batch {
   std::chrono::steady_clock::time_point began; // when its recording began
   std::chrono::steady_clock::time_point asked; // when its values were asked for, if the native part was asked
   double waited = 0;                           // since then, for the step before
-  uint32_t slots = 0;                          // number of values: output i of a node is value slot_of(node) + i
-  std::vector<int32_t> replaces;               // per root: the slot of the leaf whose buffer the root's storage had, or -1
+  uint32_t values = 0;                         // how many there are: output i of a node is value index_of(node) + i
+  std::vector<int32_t> replaces;               // per root: the index of the leaf whose buffer the root's storage had, or -1
   enum class Mode : uint8_t {
     Awaited,    // a thread needs a value of it, or has waited for it
     MayOverlap, // no thread needs a value now: it may be computed while the next one is recorded (execute/executor.h)
@@ -57,16 +57,16 @@ struct Batch {
   FailurePtr loss; // why
   Graveyard left;  // what a batch in flight does not need any more; freed by the thread that waits for it, never by the worker
 
-  uint32_t slot_of(const Node& node) const {
-    return C10_LIKELY(node.epoch == indexed_epoch_) ? slots_by_position_[node.position] : older_slots_.at(&node);
+  uint32_t index_of(const Node& node) const {
+    return C10_LIKELY(node.epoch == indexed_epoch_) ? indices_by_position_[node.position] : older_indices_.at(&node);
   }
-  int32_t find_slot(const Node& node) const; // -1: it is not in the batch
-  void number_values(uint64_t epoch);        // of the nodes in `order`, most of which are of this epoch
+  int32_t find_index(const Node& node) const; // -1: it is not in the batch
+  void number_values(uint64_t epoch);         // of the nodes in `order`, most of which are of this epoch
 
   size_t operations() const; // nodes that are not inputs
   size_t leaves() const;     // nodes that are
-  // The place in the program: which operators were recorded at which lines, however often. Not the same in every process.
-  Hash128 place() const;
+  // The call site: which operators were recorded at which lines, however often. Not the same in every process.
+  Hash128 call_site() const;
   // The tensors of the leaves, in order, as aliases: a tensor that Python has seen keeps a reference to itself, and its buffer
   // could never be known to be unshared again. Inputs in `update` (positions) are to be written: they get a buffer of their
   // own if theirs has another user; with `preserve`, there is a copy of the others. See `originals`.
@@ -99,10 +99,10 @@ struct Batch {
   void release_nodes(bool quiet, std::vector<NodePtr>& history, Graveyard& graveyard);
   void separate(std::vector<at::Tensor>& outputs, const std::vector<bool>& given) const;
 
-  // What slot_of() looks up. Nodes of other epochs are results that an earlier batch has left: few.
+  // What index_of() looks up. Nodes of other epochs are results that an earlier batch has left: few.
   uint64_t indexed_epoch_ = 0;
-  std::vector<uint32_t> slots_by_position_;
-  ska::flat_hash_map<const Node*, uint32_t> older_slots_;
+  std::vector<uint32_t> indices_by_position_;
+  ska::flat_hash_map<const Node*, uint32_t> older_indices_;
 };
 
 // What of a batch identifies its program: kept with the compiled program to check a hit of the cache.
@@ -122,7 +122,7 @@ struct Structure {
   const DeviceState* state; // a program is one device's: its backend has compiled it
   Hash128 key;
   std::vector<Call> calls;
-  std::vector<uint32_t> wiring; // the source slot of each edge, then the roots' slots
+  std::vector<uint32_t> wiring; // the source value of each edge, then the roots
   std::vector<int32_t> replaces;
 };
 

@@ -18,5 +18,7 @@ void report_read(const char* method, int device, const Place& place, double seco
 void request_flush();                                      // many events are logged (execute/event_log.h)
 at::Tensor read_backend_data(const at::Tensor& stand_in);  // the real tensor for one that stands in for data of the backend's own
 at::Tensor share_backend_data(const at::Tensor& stand_in); // another one that stands in for the same data
+void synchronize(c10::DeviceIndex device);                 // torch.accelerator.synchronize() and the like
+std::pair<size_t, size_t> memory_info(c10::DeviceIndex device); // free and total bytes of the real device
 
 } // namespace tarry

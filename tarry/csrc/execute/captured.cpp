@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kSmall = 32; // bytes: a number or a few
 
 // Results of which so many bytes are in use belong to a step that keeps the device busy: it should begin, and they are moved. Less
-// than that will be let go of before the device is missed.
+// than that is freed before the device would be idle.
 constexpr size_t kWorthMoving = 16 << 20;
 
 // The part of the storage of `whole` that `like` is of its own.
@@ -105,11 +105,11 @@ bool CapturedProgram::makes_room(size_t) const {
 // What the last launch has left belongs to those who were given it: the next one must not change it.
 void CapturedProgram::let_go_of_results() const {
   std::vector<at::Tensor> held;
-  std::vector<size_t> places;
+  std::vector<size_t> indices;
   for (size_t i = 0; i < parts_.results.size(); ++i) {
     if (lent_[i] && parts_.results[i].storage().use_count() != 1) {
       held.push_back(parts_.results[i]);
-      places.push_back(i);
+      indices.push_back(i);
     }
   }
   const auto copies = copies_of(held);
@@ -117,7 +117,7 @@ void CapturedProgram::let_go_of_results() const {
     c10::StorageImpl* theirs = held[k].storage().unsafeGetStorageImpl();
     c10::StorageImpl* ours = copies[k].storage().unsafeGetStorageImpl();
     ours->set_data_ptr_noswap(theirs->set_data_ptr(ours->set_data_ptr(c10::DataPtr())));
-    parts_.results[places[k]] = over(copies[k], held[k]);
+    parts_.results[indices[k]] = over(copies[k], held[k]);
   }
 }
 

@@ -21,7 +21,7 @@ inline double seconds_between(Clock::time_point begin, Clock::time_point end) {
 }
 
 struct LoggedEvent {
-  enum class Kind : uint8_t { Reference, Native, Replayed, Direct, Read }; // of a step: what computed it
+  enum class Kind : uint8_t { Reference, Native, Direct, Read }; // of a step: what computed it
   Kind kind;
   int8_t device;
   std::string reason = {};
@@ -37,7 +37,8 @@ struct LoggedEvent {
 
 void set_logging(bool on); // drops what is logged if it is turned off
 bool is_logging();
-// From any thread, without a lock. If Python does not take them (request_flush() asks for it when there are many), the oldest are overwritten.
+// From any thread, without a lock. If Python does not take them (request_flush() asks for it when there are many), the oldest are
+// overwritten.
 void log_event(LoggedEvent event, const char* reason);
 struct LoggedEvents {
   std::vector<LoggedEvent> events;

@@ -23,21 +23,21 @@ constexpr std::chrono::microseconds kBrief{200};
 // the same. Null where there is no such leaf.
 std::vector<Node*> leaves_replaced(const AsyncStep& step) {
   const Batch& batch = *step.batch;
-  std::vector<Node*> inputs, by_slot(batch.slots);
+  std::vector<Node*> inputs, by_index(batch.values);
   for (const NodePtr& node : batch.order) {
     if (node->is_leaf()) { // may_overlap() has seen to it that there are no other inputs
       inputs.push_back(node.get());
       const bool own = node->data.use_count() == 1 && node->data.storage().use_count() == 2; // itself and the program's input
-      by_slot[batch.slot_of(*node)] = own ? node.get() : nullptr;
+      by_index[batch.index_of(*node)] = own ? node.get() : nullptr;
     }
   }
   for (const int64_t position : step.update) { // made its own by Batch::inputs()
-    by_slot[batch.slot_of(*inputs.at(position))] = inputs[position];
+    by_index[batch.index_of(*inputs.at(position))] = inputs[position];
   }
   std::vector<Node*> found;
   for (size_t i = 0; i < batch.roots.size(); ++i) {
     const Root& root = batch.roots[i];
-    Node* leaf = batch.replaces[i] < 0 ? nullptr : by_slot[batch.replaces[i]];
+    Node* leaf = batch.replaces[i] < 0 ? nullptr : by_index[batch.replaces[i]];
     const bool fits = leaf && root.node->output_layout(root.output)->describes(leaf->data.unsafeGetTensorImpl());
     found.push_back(fits ? leaf : nullptr);
   }

@@ -22,9 +22,9 @@ namespace tarry {
 
 void Interpreter::load(Node& node) {
   const auto take = [&](size_t i, at::Tensor& tensor) {
-    const uint32_t slot = batch_.slot_of(node) + static_cast<uint32_t>(i);
-    if (tensor.defined() && uses_[slot] != 0) {
-      values_[slot] = on_real_device(tensor, *batch_.state);
+    const uint32_t index = batch_.index_of(node) + static_cast<uint32_t>(i);
+    if (tensor.defined() && uses_[index] != 0) {
+      values_[index] = on_real_device(tensor, *batch_.state);
       tensor.reset(); // now, and not if it cannot be read: it may be written to if nothing else knows it
     }
   };
@@ -45,9 +45,9 @@ void Interpreter::load(Node& node) {
   }
 }
 
-at::Tensor Interpreter::take_for_write(uint32_t slot, uint32_t own_uses) {
-  at::Tensor& value = values_[slot];
-  const bool last = uses_[slot] == own_uses;
+at::Tensor Interpreter::take_for_write(uint32_t index, uint32_t own_uses) {
+  at::Tensor& value = values_[index];
+  const bool last = uses_[index] == own_uses;
   if (last && value.use_count() == 1 && value.storage().use_count() == 1) {
     return std::move(value);
   }
@@ -62,7 +62,7 @@ at::Tensor Interpreter::tensor_argument(const Node& node, Operand operand, bool 
     return wrapped_number(node.constants[operand.index].toScalar());
   }
   const Edge& source = node.edges[operand.index];
-  const uint32_t from = slot_of(source, node);
+  const uint32_t from = index_of(source, node);
   const at::Tensor* home = nullptr;
   for (auto& [written, buffer] : written_) {
     if (written == from) {
@@ -89,8 +89,8 @@ void Interpreter::store(Node& node, uint32_t output, at::Tensor value) {
   } else if (value.is_conj() || value.is_neg() || value._is_zerotensor()) {
     value = clone_exactly(value);
   }
-  if (uses_[batch_.slot_of(node) + output] != 0) {
-    values_[batch_.slot_of(node) + output] = std::move(value);
+  if (uses_[batch_.index_of(node) + output] != 0) {
+    values_[batch_.index_of(node) + output] = std::move(value);
   }
 }
 
@@ -99,7 +99,7 @@ void Interpreter::take_written(const Node& node) {
   written_.clear();
   for (const Mutation& mutation : node.mutations) {
     const Edge& edge = node.edges[mutation.edge];
-    const uint32_t from = slot_of(edge, node);
+    const uint32_t from = index_of(edge, node);
     uint32_t own_uses = 0;
     for (const Edge& other : node.edges) {
       own_uses += other.node == edge.node && other.output == edge.output;
@@ -200,7 +200,7 @@ void Interpreter::execute(Node& node) {
   push_arguments(node);
   call(node);
   for (const Edge& used : node.edges) {
-    const uint32_t from = batch_.slot_of(*used.node) + used.output;
+    const uint32_t from = batch_.index_of(*used.node) + used.output;
     if (--uses_[from] == 0) {
       values_[from].reset();
     }
@@ -219,9 +219,9 @@ void Interpreter::try_execute(Node& node) {
     }
   } catch (...) {
     // The arguments taken for writing have what eager would have left there.
-    for (auto& [slot, buffer] : written_) {
-      if (!values_[slot].defined()) {
-        values_[slot] = std::move(buffer);
+    for (auto& [index, buffer] : written_) {
+      if (!values_[index].defined()) {
+        values_[index] = std::move(buffer);
       }
     }
     written_.clear();
@@ -261,10 +261,10 @@ void Interpreter::wait_for(const Outstanding& collective) {
 void Interpreter::take_back(const Node& node) {
   const auto fresh = static_cast<uint32_t>(node.signature->fresh.size());
   for (uint32_t i = 0; i < node.outputs(); ++i) {
-    at::Tensor value = std::move(values_[batch_.slot_of(node) + i]);
+    at::Tensor value = std::move(values_[batch_.index_of(node) + i]);
     if (i >= fresh) {
       const Edge& before = node.edges[node.mutations[i - fresh].edge];
-      at::Tensor& home = values_[batch_.slot_of(*before.node) + before.output];
+      at::Tensor& home = values_[batch_.index_of(*before.node) + before.output];
       if (!home.defined()) {
         home = std::move(value);
       }
@@ -327,12 +327,12 @@ void Interpreter::count_uses() {
   for (const NodePtr& node : batch_.order) {
     if (!is_input(*node)) {
       for (const Edge& edge : node->edges) {
-        ++uses_[batch_.slot_of(*edge.node) + edge.output];
+        ++uses_[batch_.index_of(*edge.node) + edge.output];
       }
     }
   }
   for (const Root& root : batch_.roots) {
-    ++uses_[batch_.slot_of(*root.node) + root.output];
+    ++uses_[batch_.index_of(*root.node) + root.output];
   }
 }
 
@@ -340,7 +340,7 @@ std::vector<at::Tensor> Interpreter::take_outputs() {
   std::vector<at::Tensor> outputs;
   outputs.reserve(batch_.roots.size());
   for (const Root& root : batch_.roots) {
-    outputs.push_back(values_[batch_.slot_of(*root.node) + root.output]);
+    outputs.push_back(values_[batch_.index_of(*root.node) + root.output]);
   }
   values_.clear();
   return outputs;

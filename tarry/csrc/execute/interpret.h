@@ -20,8 +20,8 @@ class Interpreter {
         device_(device),
         interruptible_(interruptible),
         profiled_(at::hasCallbacks()),
-        values_(batch.slots),
-        uses_(batch.slots, 0) {}
+        values_(batch.values),
+        uses_(batch.values, 0) {}
 
   bool run();                         // and commit; whether all could be computed
   std::vector<at::Tensor> evaluate(); // the same without a commit: the roots' values, or what a kernel raises
@@ -33,13 +33,13 @@ class Interpreter {
   void execute(Node& node);
   void try_execute(Node& node); // if it fails, the error is kept
   void fail(const Node& node, FailurePtr failure);
-  at::Tensor take_for_write(uint32_t slot, uint32_t own_uses);
-  uint32_t slot_of(const Edge& edge, const Node& reader) const {
+  at::Tensor take_for_write(uint32_t index, uint32_t own_uses);
+  uint32_t index_of(const Edge& edge, const Node& reader) const {
     if (C10_LIKELY(failed_.empty())) {
-      return batch_.slot_of(*edge.node) + edge.output;
+      return batch_.index_of(*edge.node) + edge.output;
     }
     const Remains source = source_of(edge, lane_of(reader));
-    return batch_.slot_of(*source.node) + source.output; // a node without it does not run: inherited_failure()
+    return batch_.index_of(*source.node) + source.output; // a node without it does not run: inherited_failure()
   }
   void take_written(const Node& node);
   at::Tensor tensor_argument(const Node& node, Operand operand, bool is_mutable);
@@ -70,7 +70,7 @@ class Interpreter {
   };
   Remains remains_of(NodePtr node, uint32_t output) const; // back along the writes
   at::Tensor value_of(const Remains& remains) const {
-    return remains.node ? values_[batch_.slot_of(*remains.node) + remains.output] : at::Tensor();
+    return remains.node ? values_[batch_.index_of(*remains.node) + remains.output] : at::Tensor();
   }
   void settle(TarryStorage* storage, const Remains& remains, Graveyard& graveyard);
   void fail_later_nodes(const std::vector<at::Tensor>& lost, Graveyard& graveyard);
@@ -94,7 +94,7 @@ class Interpreter {
   std::vector<at::Tensor> values_;
   std::vector<uint32_t> uses_; // edges and roots that still need the value
   torch::jit::Stack stack_;
-  std::vector<std::pair<uint32_t, at::Tensor>> written_; // of the node in execution: slot and buffer written
+  std::vector<std::pair<uint32_t, at::Tensor>> written_; // of the node in execution: index and buffer written
   std::vector<double> started_;                          // collectives, by the node in execution
   std::vector<Outstanding> outstanding_;
   ska::flat_hash_map<const Node*, FailurePtr> failed_;

@@ -94,7 +94,7 @@ class Writer {
       return;
     }
     const Edge& edge = node.edges[operand.index];
-    tag(static_cast<uint64_t>(batch_.slot_of(*edge.node) + edge.output) << 16 | kEdge);
+    tag(static_cast<uint64_t>(batch_.index_of(*edge.node) + edge.output) << 16 | kEdge);
     layout(edge.view);
   }
 
@@ -184,7 +184,7 @@ Outline::Outline(const Batch& batch) {
     }
   }
   for (size_t i = 0; i < batch.roots.size(); ++i) {
-    writer.tag(batch.slot_of(*batch.roots[i].node) + batch.roots[i].output);
+    writer.tag(batch.index_of(*batch.roots[i].node) + batch.roots[i].output);
     writer.tag(static_cast<uint64_t>(static_cast<int64_t>(batch.replaces[i])));
   }
   for (const uint64_t word : tags) {
@@ -202,19 +202,19 @@ Outline::~Outline() {
 }
 
 std::optional<std::vector<int64_t>> SizeTemplate::match(const std::vector<int64_t>& integers) const {
-  if (integers.size() != places.size()) {
+  if (integers.size() != indices.size()) {
     return std::nullopt;
   }
   std::vector<int64_t> found;
-  for (const uint32_t place : symbols) {
-    found.push_back(integers[place]);
+  for (const uint32_t position : symbols) {
+    found.push_back(integers[position]);
     if (found.back() < 2) {
       return std::nullopt;
     }
   }
   const std::vector<int64_t> values = values_of(polynomials, found);
   for (size_t i = 0; i < integers.size(); ++i) {
-    if (integers[i] != values[places[i]]) {
+    if (integers[i] != values[indices[i]]) {
       return std::nullopt;
     }
   }

@@ -34,7 +34,7 @@ struct Outline {
 struct SizeTemplate {
   std::vector<uint32_t> symbols; // where in the integers each is found
   std::vector<Polynomial> polynomials;
-  std::vector<uint32_t> places; // for each integer its polynomial
+  std::vector<uint32_t> indices; // for each integer that of its polynomial
 
   // The symbols' values, if the integers are those of the template there. Sizes 0 and 1 behave unlike others (they broadcast),
   // so that no symbol stands for them.

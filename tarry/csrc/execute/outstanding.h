@@ -6,8 +6,8 @@
 
 namespace tarry {
 
-// While it lives, collectives that this thread starts are left outstanding: whoever made it sees to it that each is waited for before
-// anything looks at its results. Without a place for tickets, a collective is waited for where it is called.
+// While it lives, collectives that this thread starts are left outstanding: its owner waits for each of them before anything looks at
+// the results. Without a place for tickets, a collective is waited for where it is called.
 class CollectTickets {
  public:
   explicit CollectTickets(std::vector<double>* tickets) : before_(std::exchange(current(), tickets)) {}

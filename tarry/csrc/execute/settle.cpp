@@ -9,13 +9,13 @@ namespace tarry {
 void Interpreter::keep_results() {
   for (const NodePtr& node : batch_.order) {
     if (node->is_leaf()) {
-      if (values_[batch_.slot_of(*node)].defined()) {
-        node->data = values_[batch_.slot_of(*node)];
+      if (values_[batch_.index_of(*node)].defined()) {
+        node->data = values_[batch_.index_of(*node)];
       }
       continue;
     }
     for (uint32_t i = 0; i < node->outputs(); ++i) {
-      at::Tensor& value = values_[batch_.slot_of(*node) + i];
+      at::Tensor& value = values_[batch_.index_of(*node) + i];
       if (value.defined()) {
         if (!node->results) {
           node->results = std::make_unique<std::vector<at::Tensor>>(node->outputs());
@@ -67,7 +67,8 @@ FailurePtr Interpreter::inherited_failure(const Node& node) const {
   const FirstFailure* first = first_failure(lane);
   for (const Mutation& mutation : node.mutations) {
     const Node* origin = first ? origin_of(node.edges[mutation.edge]) : nullptr;
-    if (first && (!origin || !first->node || origin->lane != node.lane || batch_.slot_of(*origin) < batch_.slot_of(*first->node))) {
+    if (first &&
+        (!origin || !first->node || origin->lane != node.lane || batch_.index_of(*origin) < batch_.index_of(*first->node))) {
       return first->failure;
     }
   }

@@ -4,8 +4,9 @@
 // end of the forward pass. So after a step whose program comes in two parts (SplitProgram), the next one is expected to be the
 // same: as soon as all inputs of the early part are known, the part is launched with them. An input is known when it has been
 // recorded; or before that, if it was the same storage twice (a parameter), or the storage that was filled from the host in the
-// same turn (a batch). So is a seed: the device's generator will give it. The early part is a pure function of its inputs and numbers: when the step is complete, its results are
-// used if program, inputs and numbers are those that it was launched with, and dropped otherwise.
+// same turn (a batch). So is a seed: the device's generator will give it. The early part is a pure function of its inputs and
+// numbers: when the step is complete, its results are used if program, inputs and numbers are those that it was launched with, and
+// dropped otherwise.
 #pragma once
 
 #include <exception>

@@ -74,7 +74,7 @@ bool shares_written_memory(const Scan& scan) {
   return false;
 }
 
-// For calls that are too large to be tried: what PyTorch's iterators refuse, where it is easy to tell.
+// For calls that are too large to be tried: what PyTorch's iterators refuse, as far as that is easy to see.
 void check_overlap(const Scan& scan) {
   for (const TensorArgument& written : scan.tensors) {
     if (written.is_mutable && written.tensor) {
@@ -86,7 +86,7 @@ void check_overlap(const Scan& scan) {
       }
       const at::Tensor &a = *written.tensor, &b = *other.tensor;
       if (!a.is_non_overlapping_and_dense() || !b.is_non_overlapping_and_dense()) {
-        continue; // PyTorch finds these too hard to tell, and lets them pass
+        continue; // PyTorch does not check these either
       }
       const auto x = extent(a), y = extent(b);
       const bool apart = !x || !y || x->first > y->second || y->first > x->second;
@@ -145,7 +145,7 @@ void verify_call(const Scan& scan, Arguments arguments) {
       std::rethrow_exception(error);
     }
   }
-  // Two elements where that is harmless: kernels check less of a single one (fill_ of float16).
+  // Two elements where that is possible: kernels check less of a single one (fill_ of float16).
   const int64_t most = takes_fewer_elements(op) ? 2 : 1;
   if (try_on(cpu, op, arguments, error, {.most = most})) {
     return;

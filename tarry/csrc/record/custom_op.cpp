@@ -110,10 +110,6 @@ struct VersionKernel final : c10::OperatorKernel {
   std::vector<size_t> written;
 };
 
-void record_whole(const c10::OperatorHandle& handle, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
-  record(*find_operator(handle), stack);
-}
-
 c10::OperatorHandle find(const std::string& name) {
   auto handle = c10::Dispatcher::singleton().findSchema(split(name));
   TORCH_CHECK(handle, "tarry: there is no operator ", name);
@@ -149,7 +145,7 @@ CustomOpKernels::CustomOpKernels(const std::string& qualname, const std::string&
 }
 
 RecordedWhole::RecordedWhole(const std::string& qualname) : Kernels(qualname) {
-  add(c10::DispatchKey::PrivateUse1, torch::CppFunction::makeFromBoxedFunction<&record_whole>());
+  add(c10::DispatchKey::PrivateUse1, torch::CppFunction::makeFromBoxedFunction<&record_boxed>());
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
     add(c10::DispatchKey::AutogradPrivateUse1, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<CompositeGate>()));
   }

@@ -9,6 +9,10 @@
 namespace tarry {
 
 void record(const Operator& op, torch::jit::Stack* stack);
+// The same as a kernel of any operator.
+inline void record_boxed(const c10::OperatorHandle& handle, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
+  record(*find_operator(handle), stack);
+}
 // Runs the operator now, on the real device, after computing all that is pending.
 void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reason);
 

@@ -66,7 +66,7 @@ class Sites:
         self._site(batch).compiled.add(_lengths(batch))
 
     def _site(self, batch: Batch) -> Site:
-        key = batch.place()
+        key = batch.call_site()
         site = self._sites.setdefault(key, Site())
         self._sites.move_to_end(key)
         while len(self._sites) > limits.MAX_SITES:

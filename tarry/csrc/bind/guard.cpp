@@ -1,4 +1,4 @@
-#include "replay/guard.h"
+#include "bind/guard.h"
 
 #include <ATen/Context.h>
 #include <ATen/PythonTorchFunctionTLS.h>
