@@ -66,6 +66,7 @@ class OpEntry:
     pointwise: bool = False
     scatters: bool = False  # gives a copy of its first argument with some elements replaced
     rounds_numbers: bool = False  # to the tensors' dtype, before it computes with them
+    numbers_on_host: bool = False  # a compiler calls its kernel, with Python numbers
     on_lists: bool = False
     element: str | None = None  # of an operator on lists: the operator that it applies to each element, if there is one
     index_arguments: tuple[int, ...] = ()  # those that decide, with the sizes of the first, whether an index is right
@@ -177,6 +178,7 @@ class OperatorRules:
             pointwise=pointwise,
             scatters=form in self.columns["scatters"],
             rounds_numbers=form in self.columns["rounds_numbers"],
+            numbers_on_host=form in self.columns["numbers_on_host"],
             on_lists=form in self.elements,
             element=self._element(function) if kind == "functional" else None,
             index_arguments=self.index_arguments.get(form, ()),
@@ -264,4 +266,4 @@ def facts(name: str) -> OpEntry:
     """The row of an operator. One that is not in the table, a custom operator, may fail."""
     if not _rows:
         _remember(make_table())
-    return _rows.get(name) or OpEntry(name, Kind.UNLISTED)
+    return _rows.get(name) or OpEntry(name, Kind.UNLISTED, numbers_on_host=True)

@@ -5,10 +5,10 @@ imported, before or after theirs, the choice is `tarry:0`: with bf16 and fp16, a
 checkpoints.
 
 Private names (seen in accelerate 1.15 and transformers 5.22): `PartialState._prepare_backend`, the functions that
-`accelerate.accelerator` saves and loads its state by, `check_and_set_device_map` of `transformers.modeling_utils`,
-`TrainingArguments._setup_devices`, `Trainer._save_rng_state`, `Trainer._load_rng_state`, `Trainer._tr_loss`,
-`Trainer._globalstep_last_logged`. A version that lacks one of them gets a warning when it is imported; without the last
-two, the Trainer reads the loss of each step, as on other devices.
+`accelerate.accelerator` saves and loads its state by, `accelerate.utils.modeling.get_max_memory`,
+`transformers.modeling_utils.check_and_set_device_map`, `TrainingArguments._setup_devices`, `Trainer._save_rng_state`,
+`Trainer._load_rng_state`, `Trainer._tr_loss`, `Trainer._globalstep_last_logged`. A version that lacks one of them gets
+a warning when it is imported; without the last two, the Trainer reads the loss of each step, as on other devices.
 """
 
 from __future__ import annotations
@@ -131,6 +131,29 @@ def _open_accelerator(module: Any) -> None:
     module.save_accelerator_state, module.load_accelerator_state = save_state, load_state
 
 
+def _open_memory(module: Any) -> None:
+    """`accelerate.utils.modeling`: the devices that `device_map="auto"` places the parts of a model on."""
+    if not _has(module, "get_max_memory", "convert_file_size_to_int"):
+        return
+    get, in_bytes = module.get_max_memory, module.convert_file_size_to_int
+
+    @functools.wraps(get)
+    def get_max_memory(max_memory: dict[int | str, int | str] | None = None) -> dict[str, int]:
+        tarry = torch.get_device_module("tarry")
+        if max_memory is None:
+            found = {f"tarry:{k}": tarry.mem_get_info(k)[0] for k in range(tarry.device_count())}
+            return {**found, "cpu": get()["cpu"]}
+        on_host = {name: size for name, size in max_memory.items() if name in ("cpu", "disk")}
+        others = {name: in_bytes(size) for name, size in max_memory.items() if name not in on_host}
+        found = {f"tarry:{name}" if isinstance(name, int) else str(name): size for name, size in others.items()}
+        unknown = [name for name in found if name not in {f"tarry:{k}" for k in range(tarry.device_count())}]
+        if unknown:
+            raise ValueError(f"max_memory names the device {unknown[0]!r}; here are 'tarry:0' and on, 'cpu' and 'disk'")
+        return {**found, **get(on_host)}
+
+    module.get_max_memory = get_max_memory
+
+
 # transformers
 
 
@@ -245,6 +268,7 @@ def load_rng_state(folder: str) -> None:
 for _name, _open in {
     "accelerate.state": _open_state,
     "accelerate.accelerator": _open_accelerator,
+    "accelerate.utils.modeling": _open_memory,
     "transformers.modeling_utils": _open_models,
     "transformers.training_args": _open_arguments,
     "transformers.trainer": _open_trainer,

@@ -26,6 +26,11 @@ def _clean() -> None:
     tarry.sync()
 
 
+def _megabytes(before: int) -> int:
+    """What is allocated since then, rounded: tensors of earlier tests, which threads held, may go at any time."""
+    return round((torch.tarry.memory_allocated() - before) / MB)
+
+
 def test_a_tensor_is_counted_as_long_as_it_lives() -> None:
     makers = (
         lambda: torch.empty(MB, device="tarry"),  # never computed
@@ -36,6 +41,7 @@ def test_a_tensor_is_counted_as_long_as_it_lives() -> None:
     for make in makers:
         before = torch.tarry.memory_allocated()
         x = make()
+<<<<<<< HEAD
         assert 3 * MB < torch.tarry.memory_allocated() - before < 5 * MB  # what others left may be freed now
         if make is not makers[0]:
             tarry.sync(x)
@@ -43,9 +49,18 @@ def test_a_tensor_is_counted_as_long_as_it_lives() -> None:
         view = x[1:]
         del x
         assert torch.tarry.memory_allocated() - before > 3 * MB
+=======
+        assert _megabytes(before) == 4
+        if make is not makers[0]:
+            tarry.sync(x)
+            assert _megabytes(before) == 4
+        view = x[1:]
+        del x
+        assert _megabytes(before) == 4
+>>>>>>> w-opinfo
         del view
         tarry.sync()
-        assert abs(torch.tarry.memory_allocated() - before) < MB
+        assert _megabytes(before) == 0
 
 
 def test_an_update_in_place_takes_no_more() -> None:

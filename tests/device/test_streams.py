@@ -186,4 +186,7 @@ def test_two_threads_with_streams_and_events() -> None:
 
 def test_nothing_is_captured() -> None:
     assert not torch.tarry.is_current_stream_capturing()
+    if hasattr(torch.accelerator, "Graph"):
+        with pytest.raises(RuntimeError, match="not supported"):
+            torch.accelerator.Graph()
     tarry.sync()

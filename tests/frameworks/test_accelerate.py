@@ -139,3 +139,23 @@ def test_fsdp_of_accelerate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     with pytest.raises(tarry.errors.TarryError, match="fully_shard"):
         accelerate.Accelerator()
+
+
+@pytest.mark.parametrize("max_memory", [None, {0: "1GB", "cpu": "1GB"}, {"tarry:0": 600, "cpu": "1GB"}])
+def test_a_checkpoint_is_shared_out_among_devices(max_memory: Any, tmp_path: Path) -> None:
+    layers = [torch.nn.Linear(8, 8) for _ in range(3)]
+    model = torch.nn.Sequential(*layers, torch.nn.LayerNorm(8))
+    accelerate.Accelerator().save_model(model, str(tmp_path))
+    expected = model.to("cpu")(torch.ones(2, 8))
+    with accelerate.init_empty_weights():
+        empty = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)), torch.nn.LayerNorm(8))
+    loaded = accelerate.load_checkpoint_and_dispatch(empty, str(tmp_path), device_map="auto", max_memory=max_memory)
+    assert loaded[0].weight.device.type == "tarry"
+    small = max_memory is not None and "tarry:0" in max_memory
+    assert set(loaded.hf_device_map.values()) == ({"tarry:0", "cpu"} if small else {"tarry:0"})
+    torch.testing.assert_close(loaded(torch.ones(2, 8, device="tarry")).cpu(), expected)
+
+
+def test_devices_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(ValueError, match="names the device 'tarry:9'"):
+        accelerate.infer_auto_device_map(torch.nn.Linear(2, 2), max_memory={9: "1GB"})

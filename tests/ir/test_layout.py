@@ -69,7 +69,7 @@ def test_view_rules_are_those_of_pytorch(data: st.DataObject, op: str) -> None:
     try:
         given_args = [list(arg) if isinstance(arg, tuple) else arg for arg in (args[:1] if keywords else args)]
         expected = overload(op)(x, *given_args, **keywords)
-    except (RuntimeError, IndexError):
+    except (RuntimeError, IndexError, TypeError):  # which of them depends on PyTorch's version
         expected = None
     mine = view_layout(op, layout_of(x), args)
     if expected is None:

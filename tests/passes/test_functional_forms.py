@@ -35,6 +35,7 @@ NONE = {
         "_cummax_helper",
         "_cummin_helper",
         "_flash_attention_forward_no_dropout_inplace",
+        "_cudnn_attention_forward_no_dropout_inplace",
         "fbgemm_linear_fp16_weight_fp32_activation.out",
         "fbgemm_linear_fp16_weight.out",
     },

@@ -139,9 +139,10 @@ def test_packed_sequences() -> None:
 
 
 @pytest.mark.parametrize("mask", ["none", "causal", "bool", "float"])
-def test_attention(mask: str) -> None:
+@pytest.mark.parametrize("shape", [(2, 4, 6, 8), (4, 6, 8), (1, 6, 8), (6, 8)])
+def test_attention(shape: tuple[int, ...], mask: str) -> None:
     torch.manual_seed(0)
-    q, k, v = (torch.randn(2, 4, 6, 8, requires_grad=True) for _ in range(3))
+    q, k, v = (torch.randn(shape, requires_grad=True) for _ in range(3))
     masks = {"bool": torch.rand(6, 6) > 0.3, "float": torch.randn(6, 6)}
 
     def program(device: str) -> list[Tensor]:

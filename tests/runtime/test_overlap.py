@@ -474,7 +474,8 @@ def test_a_program_that_fails_where_the_reference_path_does_not(monkeypatch: pyt
 
 
 def _in_process(program: str) -> str:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # else PyTorch's threads have the core that the worker needs
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=one_thread)
     assert done.returncode == 0, done.stderr
     return done.stderr
 

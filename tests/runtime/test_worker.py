@@ -193,7 +193,7 @@ def test_a_process_and_its_child_end_with_a_compile_in_flight(tmp_path: Path, re
     )
     program = PROGRAM.format(recipe=recipe, end=end)
     done = subprocess.run(
-        [sys.executable, "-c", program, tmp_path / "diary"],
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program, tmp_path / "diary"],  # Python's, of os.fork
         check=False,
         capture_output=True,
         text=True,

@@ -151,7 +151,7 @@ class FxLowering(LoweringContext[torch.fx.Node]):
         return self.device if constant is HERE else constant
 
     def lower_node(self, node: Node) -> None:
-        self._numbers_on_host = facts(node.op).is_custom  # its kernel is called with Python numbers
+        self._numbers_on_host = facts(node.op).numbers_on_host
         if node.region > 0:
             self._regions.add(node.region)
         super().lower_node(node)

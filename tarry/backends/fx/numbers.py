@@ -137,7 +137,7 @@ def takes_number(node: Node, number: Number, varied: bool) -> bool:
     """Whether a number of a node can be an input of the graph."""
     if number.dtype not in (torch.float64, torch.int64):
         return False
-    if facts(node.op).is_custom:
+    if facts(node.op).numbers_on_host:
         # It is then called through an opaque operator that takes a tensor, which is worth it for what changes.
         return varied and any(arg is number for arg in node.args)
     op = facts(node.op).element or node.op

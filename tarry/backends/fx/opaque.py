@@ -3,7 +3,8 @@
 A random operator draws from the seed that its node carries, and gives the bits that eager PyTorch gives for that seed;
 an operator that writes and has no pure form runs on copies. Either becomes a pure operator with the same arguments, but
 for the generator: in its place stands the seed, as a tensor of one int64, so that it can be an input of a compiled
-program. So do the numbers of a custom operator that change from step to step, as tensors of one element on the host.
+program. So do numbers that change from step to step, of a custom operator or a fused optimizer, as tensors of one
+element on the host.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def is_masked(node: Node, device: torch.device) -> bool:
 
 def is_opaque(node: Node) -> bool:
     """Whether a node has to be called through `opaque`."""
-    if any(_is_number(arg) for arg in node.args) and facts(node.op).is_custom:
+    if any(_is_number(arg) for arg in node.args) and facts(node.op).numbers_on_host:
         return True
     if draws_nothing(node.op, node.args):
         return False

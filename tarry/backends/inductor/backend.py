@@ -98,7 +98,8 @@ class InductorBackend(Backend):
         def is_native(node: Node) -> bool:
             if not is_opaque(node) or is_masked(node, here):
                 return True
-            return here.type == "cuda" and not node.kept  # a random operator: kernels once the program is a graph
+            # On a GPU, a random operator is kernels once the program is a graph.
+            return here.type == "cuda" and not node.kept and not facts(node.op).numbers_on_host
 
         return all(not facts(node.op).is_custom and is_native(node) for node in graph.nodes)
 

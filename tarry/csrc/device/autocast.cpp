@@ -32,6 +32,9 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
   AT_FORALL_FP32_SET_OPT_DTYPE(TARRY_FP32_RESULT)
   AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE(KERNEL_DIFFERENT_REDISPATCH_SIGNATURE_PRIVATEUSEONE)
   AT_FORALL_PROMOTE(TARRY_PROMOTE)
+#if __has_include(<ATen/ops/linalg_matrix_sqrth.h>) // torch 2.15 has it in CUDA's kernels, and in none of the lists
+  KERNEL_PRIVATEUSEONE(linalg_matrix_sqrth, fp32)
+#endif
   m.impl("binary_cross_entropy", TORCH_FN(refuse_binary_cross_entropy));
 }
 

@@ -25,11 +25,13 @@
 namespace tarry {
 namespace {
 
-// A tensor of the real device with the metadata of `tensor` and no memory: enough to ask which kernel would be chosen.
+// A tensor of the real device with the metadata of `tensor` and no memory: enough to ask which kernel would be chosen. Its storage
+// says the size that there would be, since PyTorch may look at it through a view.
 at::Tensor stand_in(const at::Tensor& tensor) {
   const c10::Device device = real_device();
+  const size_t bytes = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.dtype().itemsize());
   auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), 0, at::DataPtr(nullptr, device), /*allocator=*/nullptr, /*resizable=*/false);
+      c10::StorageImpl::use_byte_size_t(), bytes, at::DataPtr(nullptr, device), /*allocator=*/nullptr, /*resizable=*/false);
   const auto key = c10::computeDispatchKey(tensor.scalar_type(), c10::kStrided, device);
   auto result = at::detail::make_tensor<c10::TensorImpl>(
       c10::Storage(std::move(storage)), c10::DispatchKeySet(key), tensor.dtype());
@@ -85,6 +87,16 @@ at::Tensor attention(
   const bool has_mask = mask && mask->defined();
   TORCH_CHECK(!(has_mask && causal), "_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True");
   const Attention choice = choose_attention(query, key, value, has_mask ? mask : std::nullopt, dropout, causal, scale, grouped);
+  if (choice != Attention::Math && query.dim() == 3) { // the kernels take four dimensions; from torch 2.15 on, they are added
+    auto in_batch = [](at::Tensor t) {
+      while (t.dim() < 4) {
+        t = t.unsqueeze(0);
+      }
+      return t;
+    };
+    const auto batch_mask = has_mask ? std::make_optional(in_batch(*mask)) : std::nullopt;
+    return attention(in_batch(query), in_batch(key), in_batch(value), batch_mask, dropout, causal, scale, grouped).squeeze(0);
+  }
   const auto bias = additive_mask(mask, query);
   const bool needs_grad = at::GradMode::is_enabled() && (query.requires_grad() || key.requires_grad() || value.requires_grad());
   if (real_device().is_cpu()) {
