@@ -26,7 +26,6 @@ from torch.distributed.tensor import (
     distribute_module,
     distribute_tensor,
     ones,
-    randn,
     zeros,
 )
 from torch.distributed.tensor.parallel import (
@@ -119,7 +118,7 @@ def dtensor_factories_and_in_place(device: str) -> list[Tensor]:
     x = zeros(4, 4, device_mesh=mesh, placements=[Shard(0)])
     x.add_(ones(4, 4, device_mesh=mesh, placements=[Shard(0)])).mul_(3)
     y = x.redistribute(mesh, [Shard(1)]).clone().sub_(1)
-    sizes = randn(5, 4, device_mesh=mesh, placements=[Shard(0)]).to_local().shape
+    sizes = zeros(5, 4, device_mesh=mesh, placements=[Shard(0)]).to_local().shape
     return [x.full_tensor(), y.full_tensor(), torch.tensor(list(sizes))]
 
 
