@@ -6,19 +6,17 @@ collective, its ranks gather what each has recorded: the fingerprints of its nex
 They compare as far as all of them know, run that much, and gather again. Steps may be cut at different places on
 different ranks; what counts is the sequence.
 
-A rank that waits longer than a second says in the store what it waits for, and looks what the others have said: one
-that waits for something else, or has failed, will never come. `TARRY_CHECK_COLLECTIVES=0` leaves out the comparison
-before collectives.
+They gather over connections that nothing else uses (the group's backend for tarry, `kernels.py`): a rank that calls
+something else meanwhile, as a barrier, must not take these messages for its own. While they wait, `watch.py` looks what
+the others are doing. `TARRY_CHECK_COLLECTIVES=0` leaves out the comparison.
 
-Private name of torch: `distributed_c10d._get_default_store` (2.11 and 2.13).
+Private names of torch: `distributed_c10d._get_default_store`, `ProcessGroup._get_backend` (2.11 and 2.13).
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -27,14 +25,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from tarry.distributed.watch import Awaited, Watch, reason_of
 from tarry.errors import CollectiveError
 
 AHEAD = 63
 """Fingerprints that are compared at once: a few more than a layer of tensor parallelism has, in a message of 512
 bytes."""
-SLICE = timedelta(seconds=1)
-"""How long a rank waits before it looks what the others are doing: longer than steps of small models, short for a
-person."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,7 @@ class Begun:
     """A collective whose turn it is, or was: the how manyth of its group."""
 
     call: Call
-    position: int
+    awaited: Awaited
 
 
 def common_length(rows: Sequence[Sequence[int]]) -> int:
@@ -77,15 +73,17 @@ class Agreement:
     def __init__(self, process_group: dist.ProcessGroup, begun: dict[str, int]) -> None:
         """`begun`: how many collectives this rank has begun, by the name that PyTorch has for a group on all ranks."""
         self.calls: dict[float, Call] = {}  # by ticket, in order
-        self._begun = begun
         self._key = str(process_group.group_name)
-        self._group = process_group
         self._rank, self.size = process_group.rank(), process_group.size()
         self._ranks = dist.get_process_group_ranks(process_group)
+        self._watch = Watch(self._key, self._ranks, begun)
+        self._channel = _channel_of(process_group)
         self._agreed = 0  # calls to come that the ranks have compared
         self._told = False
         self._failures: dict[float, CollectiveError] = {}
-        self._checks = self.size > 1 and os.environ.get("TARRY_CHECK_COLLECTIVES", "1") != "0" and self._has_host()
+        self._checks = (
+            self.size > 1 and os.environ.get("TARRY_CHECK_COLLECTIVES", "1") != "0" and self._channel is not None
+        )
 
     def begin(self, ticket: float) -> Begun:
         """The collective of this ticket is next: all ranks are about to run it, or this raises."""
@@ -96,31 +94,21 @@ class Agreement:
                 "a recorded collective would run a second time, because the program of its step failed after it had "
                 "run. Other ranks would not run it again. Start all ranks from a checkpoint."
             )
-        begun = Begun(self.calls[ticket], self._begun.get(self._key, 0))
         skipped = [earlier for earlier in self.calls if earlier < ticket]
         missing = self.calls[skipped[0]] if skipped else None
         for earlier in skipped:
             del self.calls[earlier]
         if missing and self._agreed:
             raise CollectiveError(f"{missing} did not run, since its step had failed; other ranks wait for it")
-        self._begun[self._key] = begun.position + 1
+        begun = Begun(self.calls[ticket], self._watch.begin(str(self.calls[ticket])))
         if self._checks and not self._agreed:
             self._agreed = self._compare(begun)
             if self._told:  # that it has failed: the ranks have found together again
                 self._told = False
-                self._tell({})
+                self._watch.recover()
         self._agreed = max(0, self._agreed - 1)
         del self.calls[ticket]
         return begun
-
-    def _has_host(self) -> bool:
-        """Whether the group can send from the host, which comparisons do. PyTorch's fake backend sends nothing to
-        nobody: whatever this rank does is agreed upon."""
-        try:
-            backend = self._group._get_backend(torch.device("cpu"))
-        except RuntimeError:
-            return False
-        return bool(backend.name() != dist.Backend.FAKE)
 
     def _compare(self, begun: Begun) -> int:
         """How many of the next collectives are the same on all ranks. Raises if the next differs."""
@@ -128,7 +116,7 @@ class Agreement:
         mine = torch.zeros(1 + AHEAD, dtype=torch.int64)
         mine[: 1 + len(known)] = torch.tensor([len(known), *known])
         rows = torch.zeros(self.size, 1 + AHEAD, dtype=torch.int64)
-        self.wait(self._group.allgather([list(rows.unbind())], [mine]), begun)
+        self.wait(self._channel.allgather([list(rows.unbind())], [mine]), begun)
         table: list[list[int]] = rows.tolist()
         difference = first_difference(table)
         if difference is None:
@@ -152,7 +140,7 @@ class Agreement:
     def _said(self, kind: str, rank: int, begun: Begun) -> str:
         """What a rank says about the position where this one is; all of them say something within seconds."""
         store = distributed_c10d._get_default_store()
-        prefix = f"tarry/{kind}/{self._key}/{begun.position}"
+        prefix = f"tarry/{kind}/{self._key}/{begun.awaited.position}"
         store.set(f"{prefix}/{self._rank}", str(begun.call))
         if rank == self._rank:
             return str(begun.call)
@@ -166,65 +154,25 @@ class Agreement:
         """The error of a collective that failed. The other ranks get to know it, and it fails again if it is tried
         again."""
         if ticket not in self._failures:
-            reason = str(error) if isinstance(error, CollectiveError) else f"{type(error).__name__}: {error}"
+            reason = reason_of(error)
             self._failures[ticket] = CollectiveError(f"{call} failed: {reason}" if call else reason)
             self.calls.pop(ticket, None)
             self._told = True
-            self._tell({"failed": str(self._failures[ticket])})
+            self._watch.fail(str(self._failures[ticket]))
         return self._failures[ticket]
 
     def wait(self, work: Any, begun: Begun) -> None:
         """Wait for communication, and find out what is wrong if it does not end."""
-        ticks = 0
-        seen: dict[int, Any] = {}
-        while True:
-            try:
-                work.wait(SLICE)
-                break
-            except RuntimeError:
-                if work.is_completed():
-                    raise
-            ticks += 1
-            place = {"ranks": self._ranks, "group": self._key, "position": begun.position}
-            self._tell({"waits": str(begun.call), **place, "begun": self._begun, "ticks": ticks})
-            seen = self._look_around(begun, seen)
-        if ticks:
-            self._tell({})
+        self._watch.wait(work, begun.awaited, also_begun=True)
 
-    def _tell(self, status: dict[str, Any]) -> None:
-        with suppress(Exception):  # the store may have gone with its rank: the error at hand says so
-            distributed_c10d._get_default_store().set(f"tarry/status/{dist.get_rank()}", json.dumps(status))
 
-    def _look_around(self, begun: Begun, before: dict[int, Any]) -> dict[int, Any]:
-        """What the other ranks say. Raises if one that this rank waits for cannot come: it has failed; or it has waited
-        since the last time, and before, for a collective that this rank has not begun."""
-        me = dist.get_rank()
-        statuses = {rank: self._status(rank) for rank in self._ranks if rank != me}
-        for rank, status in statuses.items():
-            if "failed" in status:
-                raise CollectiveError(f"rank {rank}, which it waits for, has failed:\n  {status['failed']}")
-            if self._waits_elsewhere(status, begun, me) and status.get("ticks", 0) > before.get(rank, {}).get(
-                "ticks", 1 << 62
-            ):
-                raise CollectiveError(
-                    f"two ranks wait for each other.\n  rank {me}: {begun.call}\n"
-                    f"  rank {rank}: {status['waits']}\nEvery rank must call the same collectives in the same order."
-                )
-        return statuses
-
-    def _waits_elsewhere(self, status: dict[str, Any], begun: Begun, me: int) -> bool:
-        """Whether a rank waits for this one, and each of the two has not begun what the other one waits for. Several
-        collectives may be outstanding: a rank that waits for an earlier one will come."""
-        if "waits" not in status or me not in status["ranks"]:
-            return False
-        they_came = status["begun"].get(self._key, 0) > begun.position
-        we_came = self._begun.get(status["group"], 0) > status["position"]
-        return not they_came and not we_came
-
-    def _status(self, rank: int) -> dict[str, Any]:
-        store = distributed_c10d._get_default_store()
-        key = f"tarry/status/{rank}"
+def _channel_of(process_group: dist.ProcessGroup) -> Any:
+    """What comparisons are sent by, from the host. None if the group has no such backend; or PyTorch's fake one, which
+    sends nothing to nobody: whatever this rank does is agreed upon."""
+    for device in ("tarry", "cpu"):
         try:
-            return dict(json.loads(store.get(key))) if store.check([key]) else {}
-        except RuntimeError as error:
-            raise CollectiveError(f"the store of the process groups is gone: {error}") from error
+            backend = process_group._get_backend(torch.device(device))
+        except RuntimeError:
+            continue
+        return None if backend.name() == dist.Backend.FAKE else backend
+    return None

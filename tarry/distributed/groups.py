@@ -21,6 +21,8 @@ from torch import Tensor
 
 from tarry import events
 from tarry.distributed.agreement import Agreement, Begun, Call
+from tarry.distributed.watch import Awaited, Watch, reason_of
+from tarry.errors import CollectiveError
 
 _tickets = itertools.count(1)
 
@@ -31,6 +33,7 @@ class _State:
     orders: dict[torch.device, Tensor] = field(default_factory=dict)
     outstanding: dict[float, Outstanding] = field(default_factory=dict)  # by ticket
     begun: dict[str, int] = field(default_factory=dict)  # collectives, by PyTorch's name of their group
+    on_host: dict[str, Watch | None] = field(default_factory=dict)  # by PyTorch's name of the group
     leave: Callable[[float], bool] = lambda ticket: False
     """Whether a collective may be left outstanding: what runs it will wait for it."""
 
@@ -158,6 +161,33 @@ def group_of(process_group: dist.ProcessGroup) -> Group:
     return _state.groups.setdefault(name, Group(name, process_group))
 
 
+class BegunOnHost(NamedTuple):
+    """A collective on tensors of the CPU that this rank has begun."""
+
+    watch: Watch
+    awaited: Awaited
+
+    def wait(self, work: Any) -> None:
+        try:
+            self.watch.wait(work, self.awaited, also_begun=False)
+        except RuntimeError as error:
+            raise CollectiveError(f"{self.awaited.what} failed: {reason_of(error)}") from error
+
+
+def begin_on_host(process_group: dist.ProcessGroup, what: str, place: Callable[[], str]) -> BegunOnHost | None:
+    """Count a collective on tensors of the CPU, in groups that serve the device. Other threads than the main one may
+    communicate beside it, as those that save a checkpoint: a rank says what one of them waits for."""
+    if process_group.size() == 1 or threading.current_thread() is not threading.main_thread():
+        return None
+    name = str(process_group.group_name)
+    if name not in _state.on_host:
+        ranks = dist.get_process_group_ranks(process_group)
+        serves = "tarry" in {device.type for device in process_group._device_types}
+        _state.on_host[name] = Watch(f"{name}, on the host", ranks, _state.begun) if serves else None
+    watch = _state.on_host[name]
+    return BegunOnHost(watch, watch.begin(f"{what} at {place()}")) if watch else None
+
+
 def find_group(name: str) -> Group:
     if name not in _state.groups:
         raise RuntimeError(
@@ -189,3 +219,4 @@ def forget_groups() -> None:
     _state.orders.clear()
     _state.outstanding.clear()
     _state.begun.clear()
+    _state.on_host.clear()

@@ -58,8 +58,8 @@ def install(
 
 
 def _process_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """The backend `tarry`. Recorded collectives run on real tensors, with the group's backend for these; this one is
-    there for what PyTorch asks of a device's backend."""
+    """The backend `tarry`. Recorded collectives run on real tensors, with the group's backend for these; this one
+    compares what ranks are about to do (`agreement.py`), and is there for what PyTorch asks of a device's backend."""
     return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
 
 
@@ -81,12 +81,14 @@ def _of_this_attempt(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _with_host(plain: Callable[..., None]) -> Callable[..., None]:
     """Groups for tarry have a backend for the CPU: barriers and collectives of objects use it, and recorded
-    collectives."""
+    collectives. Comparisons have another one, so that no message is taken for one of these."""
 
     def initialise(self: Any, backend: Any) -> None:
         plain(self, backend)
         if "tarry" in self.device_backend_map:
             self.device_backend_map.setdefault("cpu", dist.Backend("gloo"))
+            if self.device_backend_map["tarry"] == "gloo":
+                self.device_backend_map["tarry"] = dist.Backend("tarry")
 
     return initialise
 
@@ -171,13 +173,27 @@ class Kernels:
                 self._flushing.on = False
 
     def _after_recorded(self, name: str) -> Callable[..., Any]:
+        """A kernel that runs what is recorded, then the CPU's. If the program waits for that one, it gets an error
+        where it would wait in vain."""
         operator = getattr(torch.ops.c10d, name).default
+        arguments = operator._schema.arguments
+        names = [argument.name for argument in arguments]
+        group_at = names.index("process_group")
+        asynchronous_at = next((k for k, each in enumerate(names) if each in ("async_op", "asyncOp")), len(names))
 
         def kernel(*args: Any) -> Any:
-            if not groups.running():
-                self.flush()
+            if groups.running():
+                with torch._C._AutoDispatchBelowAutograd():
+                    return operator(*args)
+            self.flush()
+            waits = asynchronous_at < len(args) and not args[asynchronous_at]
+            begun = groups.begin_on_host(_unboxed(args[group_at]), name.strip("_"), self._place)
             with torch._C._AutoDispatchBelowAutograd():
-                return operator(*args)
+                result = operator(*args)
+            if waits and begun:
+                work = result[-1] if isinstance(result, tuple) else result
+                begun.wait(dist.Work.unbox(work))
+            return result
 
         return kernel
 

@@ -10,6 +10,7 @@ from tarry.errors import IRError
 from tarry.ir.graph import Graph
 from tarry.ir.verify import verify
 from tarry.passes.common_subexpressions import merge_common_subexpressions
+from tarry.passes.concatenate import concatenate_pieces
 from tarry.passes.dead_code import eliminate_dead_code
 from tarry.passes.functionalize import functionalize
 from tarry.passes.own_outputs import own_outputs
@@ -30,6 +31,7 @@ DEFAULT = (
     Pass("views", recover_views, "views"),
     Pass("cse", merge_common_subexpressions, "views"),
     Pass("dce", eliminate_dead_code, "views"),
+    Pass("joined", concatenate_pieces, "views"),
     Pass("owned", own_outputs, "optimized"),
 )
 """What every compiling backend gets."""

@@ -6,6 +6,7 @@ results, and what their faults are turned into. A backend only sees graphs, data
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
@@ -206,7 +207,12 @@ class Program:
         backend = self._backend
         here, fallback = torch.device(backend.device), torch.device(backend.fallback_device())
         plain = not self._opaque and not self._converts and here == fallback
-        spare = {value for value in part.drops if plain and self._is_spare(value, environment)}
+        reads = Counter(value for node in part.nodes for value in node.operands)
+        spare = {
+            value
+            for value in part.drops
+            if plain and reads[value] == 1 and not outstanding.reads(value) and self._is_spare(value, environment)
+        }
         unknown = set(map(id, self._unknown))
         local: dict[Value, torch.Tensor] = {}
         for value in part.takes:
@@ -297,6 +303,11 @@ class Outstanding:
 
     def __init__(self) -> None:
         self._tickets: dict[Value, float] = {}
+        self._operands: dict[float, tuple[Value, ...]] = {}  # by ticket
+
+    def reads(self, value: Value) -> bool:
+        """Whether a collective that goes on reads what is given in a value."""
+        return any(value in operands for operands in self._operands.values())
 
     def start(self, node: Node, run: Callable[[], None]) -> None:
         """Run a collective's node. It may read the order while the one before it goes on: that is its last result."""
@@ -305,12 +316,14 @@ class Outstanding:
             value = next((value for value in node.outputs[:-1] if value is not None), node.outputs[-1])
             assert value is not None
             self._tickets[value] = ticket
+            self._operands[ticket] = tuple(node.operands)
 
     def wait_for(self, values: Iterable[Value]) -> None:
         """Have what is given in these values there."""
         for value in values:
             ticket = self._tickets.pop(value, None)
             if ticket is not None:
+                del self._operands[ticket]
                 torch.ops.tarry_c10d.wait(ticket)
 
     def __enter__(self) -> None:

@@ -69,6 +69,42 @@ def test_one_more_on_a_rank(tmp_path: Path) -> None:
         assert (x, y) == ([8.0] * 3, [2.0] * 5)
 
 
+def one_less_before_a_barrier() -> str:
+    dist.init_process_group("gloo")
+    x = torch.ones(3, device="tarry")
+    if dist.get_rank() == 0:
+        dist.all_reduce(x)
+    return error_of(dist.barrier)
+
+
+def test_a_barrier_is_no_answer_to_a_collective(tmp_path: Path) -> None:
+    messages = run(one_less_before_a_barrier, tmp_path)
+    assert all(message.startswith("CollectiveError: ") for message in messages), messages
+    told = [message for message in messages if "two ranks wait for each other" in message]
+    assert told
+    assert all("all_reduce of float32[3], SUM at" in message for message in told)
+    assert all("barrier at" in message for message in told)
+
+
+def what_gloo_cannot_add() -> list[str]:
+    """Its works for reduce_scatter never say that they are completed."""
+    dist.init_process_group()
+    x = torch.ones(4, dtype=torch.int16, device="tarry")
+    y = x[:2].clone()
+    dist.reduce_scatter_tensor(y, x)
+    first = error_of(y.cpu)
+    z = torch.ones(2, device="tarry")
+    dist.all_reduce(z)
+    return [first, str(z.tolist())]
+
+
+def test_a_collective_that_gloo_refuses(tmp_path: Path) -> None:
+    for message, after in run(what_gloo_cannot_add, tmp_path):
+        assert "reduce_scatter of int16[2, 2], SUM at" in message
+        assert "Invalid scalar type" in message
+        assert after == "[2.0, 2.0]"
+
+
 def an_error_on_a_rank() -> str:
     dist.init_process_group()
     x = torch.ones(4, device="tarry")

@@ -52,6 +52,15 @@ def two_groups() -> list[float]:
     return [float(y[0]), float(x[0])]
 
 
+def two_of_one_value() -> list[float]:
+    """What they write are copies of the same, and a program may make one copy only."""
+    x = torch.full((MANY,), dist.get_rank() + 1.0).to("tarry") * 2
+    y, z = x.clone(), x.clone()
+    dist.broadcast(y, 0)
+    dist.all_reduce(z)
+    return [float(y[0]), float(z[0])]
+
+
 def another_operator_fails() -> list[Any]:
     """Between the start of a collective and its wait: the collective is done all the same, and ranks go on together."""
     x, y = torch.ones(MANY, device="tarry"), torch.ones(3, device="tarry")
@@ -84,7 +93,10 @@ def in_one_graph() -> list[Any]:
     return ["index" in messages[0], "none" if messages[1] == "none" else "second time" in messages[1]]
 
 
-CASES: tuple[Callable[[], Any], ...] = (overlapping, inputs_are_kept, two_groups, another_operator_fails, in_one_graph)
+CASES: tuple[Callable[[], Any], ...] = (
+    *(overlapping, inputs_are_kept, two_groups, two_of_one_value),
+    *(another_operator_fails, in_one_graph),
+)
 
 
 def everything() -> dict[str, Any]:
@@ -113,6 +125,7 @@ EXPECTED: dict[str, Any] = {
     "overlapping": ([5.0, 5.0], True),
     "inputs_are_kept": None,
     "two_groups": [4.0, 4.0],
+    "two_of_one_value": [2.0, 6.0],
     "another_operator_fails": [True, 2.0, 2.0],
     "in_one_graph": [True, "none"],
 }

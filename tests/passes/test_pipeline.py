@@ -27,7 +27,7 @@ graph(%0: f32[4, 8], %1: f32[8]):
 
 def test_every_stage_by_its_name() -> None:
     stages = run_pipeline(parse(PROGRAM), check=True)
-    assert stages.names == ("recorded", "functional", "views", "cse", "dce", "owned", "optimized")
+    assert stages.names == ("recorded", "functional", "views", "cse", "dce", "joined", "owned", "optimized")
     assert to_text(stages["recorded"]) == PROGRAM
     assert (
         to_text(stages["functional"])
@@ -72,7 +72,7 @@ def test_run_stops_at_the_stage_asked_for() -> None:
     for name in stages.names:
         assert run(graph, name) == stages[name]
     with pytest.raises(
-        ValueError, match="no stage 'fast'; there are recorded, functional, views, cse, dce, owned, opt"
+        ValueError, match="no stage 'fast'; there are recorded, functional, views, cse, dce, joined, owned, opt"
     ):
         run(graph, "fast")
     with pytest.raises(KeyError, match="no stage 'fast'"):
