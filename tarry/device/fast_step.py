@@ -27,13 +27,9 @@ from torch.nn import Parameter
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._device import DeviceContext
 
-<<<<<<< HEAD
 from tarry.native import C
 
-CHECKED = frozenset({(2, 11), (2, 12), (2, 13)})
-=======
 CHECKED = frozenset({(2, 11), (2, 12), (2, 13), (2, 15)})
->>>>>>> w-opinfo
 """Versions of PyTorch whose `_multi_tensor` functions make these calls."""
 
 _grad, _is_sparse = attrgetter("grad"), attrgetter("is_sparse")
