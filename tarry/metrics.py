@@ -165,6 +165,11 @@ def report() -> str:
             "run_ahead_off: steps for which no second thread was used, because PyTorch's threads take all cores; "
             "torch.set_num_threads() changes that"
         )
+    if counts.get("direct"):
+        lines.append(
+            "direct: operators that ran at once, as in eager PyTorch, because no program computes their steps, or none "
+            "yet; tarry.config.direct_calls = False has them recorded"
+        )
     with _lock:
         reasons = _reasons.most_common()
     if reasons:

@@ -392,8 +392,7 @@ class Engine:
 
     def _interpret(self, backend: Backend, found: Found, batch: Batch, reason: Reason) -> None:
         start = perf_counter()
-        if reason is not NEW or found.variants is not None:
-            batch.by_reference = True
+        batch.by_reference = reason is not NEW or (found.variants is not None and found.variants.has_met_many)
         self._execute(backend, reason.run, "reference", batch)
         if reason is NEVER:
             return

@@ -18,9 +18,10 @@ SMALL_BYTES = 1 << 17
 ALL = 1 << 62
 """More operators and bytes than any graph has."""
 
-DIRECT_AFTER = 16
+DIRECT_AFTER = 4
 """Stretches that the reference path computes one after the other before calls become direct (csrc/record/direct.h), and
-twice as many after each time that this was wrong. If it is wrong, one step later is recorded than could be."""
+twice as many after each time that other operators came. Each such time, a graph is seen one step later than it could
+be: so few that a short program gains, and doubled so that a rare graph is seen at all."""
 
 DIRECT_UNTIL = 4096
 """Stretches after which direct calls end for DIRECT_AFTER of them, to see whether a program is worth its making now."""

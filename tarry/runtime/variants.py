@@ -107,6 +107,11 @@ class Variants:
             entry = self._entries[constants] = Entry()
         return entry, last.agrees(numbers, refusals)
 
+    @property
+    def has_met_many(self) -> bool:
+        """Whether numbers that no program was compiled for are more than there will be programs."""
+        return len(self._entries) > limits.MAX_VARIANTS
+
     def why(self, numbers: Sequence[PythonNumber]) -> str:
         """Why no program takes these numbers."""
         return self._variants[-1].guard.explain(numbers)

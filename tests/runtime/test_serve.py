@@ -309,7 +309,10 @@ def _many(x: Tensor) -> float:
     return _chain(x, 9).item()
 
 
-def test_the_reference_path_needs_no_python_while_a_program_is_made(served: Served) -> None:
+def test_the_reference_path_needs_no_python_while_a_program_is_made(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "DIRECT_AFTER", 0)  # no call is direct
     backend = Gated()
     x = torch.arange(4.0).to("tarry")
     expected = _many(torch.arange(4.0))
