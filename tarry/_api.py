@@ -32,6 +32,7 @@ from tarry.native import C
 from tarry.notebook import Text
 from tarry.replay.function import OnDeviation, StepFunction, is_inside
 from tarry.replay.verification import Verify
+from tarry.runtime.data import read_stand_in, share_stand_in
 from tarry.runtime.logged import Logged
 from tarry.runtime.runtime import Runtime
 from tarry.tracebacks import leave
@@ -356,8 +357,8 @@ def _install() -> None:
         _runtime.on_failure,
         _runtime.on_program_failure,
         _runtime.on_fallback,
-        _runtime.on_read,
-        _runtime.on_share,
+        read_stand_in,
+        share_stand_in,
         _runtime.on_value,
         events.flush,
         lambda index: _synchronize(),

@@ -50,8 +50,7 @@ class Extension:
     full_name: str
     sources: Path
     precompiled: str = ""
-    """The name of a header of the headers that most sources include. When many are compiled, it is read once for all of
-    them. A folder may have its own."""
+    """A header of the headers that most sources include. When many are compiled, it is read once for all of them."""
 
     @property
     def name(self) -> str:
@@ -318,41 +317,29 @@ def _ninja_file(plan: Plan, objects: dict[Path, Path], stale: list[Path], work: 
         f"  command = {command} -shared $in -o $out {linking}",
         "  description = linking",
     ]
-    headers = _precompiled_headers(plan, stale)
-    for header in sorted(set(headers.values())):
+    header = _precompiled_header(plan, stale)
+    precompiled = work / header
+    if header:
         # GCC takes HEADER.gch for HEADER where it was made with the same flags, and reads HEADER itself otherwise.
-        precompiled = _precompiled(header, plan, work)
-        precompiled.write_text(f'#include "{copies / header.relative_to(sources)}"\n')
-        gch = _path(f"{precompiled}.gch")
-        lines += [f"build {gch}: precompile {_path(precompiled)}", f"  name = {precompiled.name}"]
+        precompiled.write_text(f'#include "{copies / header}"\n')
+        lines += [f"build {_path(f'{precompiled}.gch')}: precompile {_path(precompiled)}", f"  name = {header}"]
+    after = f" | {_path(f'{precompiled}.gch')}" if header else ""
     for unit in sorted(stale, key=lambda unit: len(plan.contents[unit]), reverse=True):  # the longest first
-        first = _precompiled(headers[unit], plan, work) if unit in headers else None
-        after = f" | {_path(f'{first}.gch')}" if first else ""
         lines += [
             f"build {_path(objects[unit])}: compile {_path(copies / unit.relative_to(sources))}{after}",
             f"  name = {unit.name}",
             f"  part = {_word(work / f'{objects[unit].name}.part')}",
-            f"  header = {f'-include {_word(first)}' if first else ''}",
+            f"  header = {f'-include {_word(precompiled)}' if header else ''}",
         ]
     inputs = " ".join(_path(objects[unit]) for unit in plan.units)
     lines += [f"build {_path(plan.library.name)}: link {inputs}", ""]
     return "\n".join(lines)
 
 
-def _precompiled_headers(plan: Plan, stale: list[Path]) -> dict[Path, Path]:
-    """The header that is read beforehand for each source: that of its folder, or else that of all. None are for few
-    sources, or with a compiler that is not GCC."""
-    if len(stale) < WORTH_PRECOMPILING or "clang" in plan.compiler.version.lower():
-        return {}
-    name, root = plan.extension.precompiled, plan.extension.sources
-    headers = {unit: unit.parent / name for unit in stale}
-    headers = {unit: own if own in plan.contents else root / name for unit, own in headers.items()}
-    return {unit: header for unit, header in headers.items() if header in plan.contents}
-
-
-def _precompiled(header: Path, plan: Plan, work: Path) -> Path:
-    """Where a header is that includes one of ours, and is precompiled."""
-    return work / "-".join(header.relative_to(plan.extension.sources).parts)
+def _precompiled_header(plan: Plan, stale: list[Path]) -> str:
+    """The header that is read beforehand; "" if none is: for few sources, or with a compiler that is not GCC."""
+    worth = len(stale) >= WORTH_PRECOMPILING and "clang" not in plan.compiler.version.lower()
+    return plan.extension.precompiled if worth else ""
 
 
 def _run_ninja(plan: Plan, work: Path, tasks: int, progress: Progress) -> None:

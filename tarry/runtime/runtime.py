@@ -1,6 +1,6 @@
 """The runtime: from a request for values to values.
 
-A request (an `.item()`, a copy to the host, `optimizer.step()`, `mark_step()`, the caps) computes *everything* that
+A request (an `.item()`, a copy to the host, `optimizer.step()`, `mark_step()`, a limit) computes *everything* that
 is pending, in one batch, so that ten `.item()` calls in a row run one program. Requests of several threads are served
 one at a time; recording goes on meanwhile.
 """
@@ -32,7 +32,7 @@ from tarry.runtime.choose import default_name, instance, is_importing_torch
 from tarry.runtime.closures import StepClosures
 from tarry.runtime.compile.compiler import Compiler
 from tarry.runtime.compile.observe import Observer
-from tarry.runtime.data import evacuate, read_stand_in, share_stand_in
+from tarry.runtime.data import evacuate
 from tarry.runtime.decide import small_step
 from tarry.runtime.dispatch import PlainDispatch, profiled, refuse_while_compiling
 from tarry.runtime.engine import Engine
@@ -474,14 +474,6 @@ class Runtime:
             return True
         with self._lock:
             return self._lock.in_step
-
-    def on_read(self, stand_in: torch.Tensor) -> torch.Tensor:
-        """The real tensor for one that stands in for data of the backend's own."""
-        return read_stand_in(stand_in)
-
-    def on_share(self, stand_in: torch.Tensor) -> torch.Tensor:
-        """Another tensor for the same data of the backend's own: they are copied to another device."""
-        return share_stand_in(stand_in)
 
     def on_value(self, method: str, device: int, place: C.Place, seconds: float) -> None:
         """The program has read a value, and events have a subscriber."""
