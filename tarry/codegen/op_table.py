@@ -145,7 +145,8 @@ class OperatorRules:
         random = "nondeterministic_seeded" in function.tags or of["random"]
         tagged = bool({"dynamic_output_shape", "data_dependent_output"} & function.tags)
         dynamic = (tagged or of["dynamic"] or form in self.opaque) and not of["mask_indices"]
-        overwrites = name in self.columns["overwrites"] or kind == "out"
+        only_out = kind == "out" and not any(map(_is_written, function.func.arguments.flat_non_out))
+        overwrites = name in self.columns["overwrites"] or only_out
         pointwise = "pointwise" in function.tags
         fails = self._fails(function, random)
         bits = (  # in the order of csrc/core/operator.h's OperatorFlags
@@ -183,9 +184,7 @@ class OperatorRules:
             element=self._element(function) if kind == "functional" else None,
             index_arguments=self.index_arguments.get(form, ()),
             mutable_arguments=tuple(
-                argument.name
-                for argument in function.func.arguments.flat_all
-                if argument.annotation is not None and argument.annotation.is_write
+                argument.name for argument in function.func.arguments.flat_all if _is_written(argument)
             ),
             flags=sum(1 << i for i, bit in enumerate(bits) if bit),
         )
@@ -194,6 +193,10 @@ class OperatorRules:
         """What is known about an operator of ours, which no program calls."""
         scatters = name in self.columns["scatters"]
         return OpEntry(f"tarry::{name}", Kind.GRAPH, self.fails.get(name, Fails.ON_DATA), scatters=scatters)
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.annotation is not None and argument.annotation.is_write
 
 
 def _form(function: NativeFunction) -> str:

@@ -221,3 +221,20 @@ def test_every_node_has_the_type_that_was_recorded() -> None:
     assert calls
     assert all("val" in node.meta for node in calls)
     assert all(str(node.target).startswith("aten.") or "getitem" in str(node.target) for node in calls)
+
+
+def test_one_number_for_a_list_of_a_length_is_given_as_the_list() -> None:
+    """Inductor counts the numbers that it is given."""
+    given: list[list[int]] = []
+
+    def compiler(module: torch.fx.GraphModule, examples: list[Tensor]) -> Callable[..., object]:
+        pooling = torch.ops.aten.avg_pool2d_backward.default
+        given.extend(node.args[4] for node in module.graph.nodes if node.target is pooling)  # type: ignore[misc]
+        return module.forward
+
+    tarry.set_backend(compiler)
+    x = torch.ones(1, 1, 4, 4, device="tarry", requires_grad=True)
+    F.avg_pool2d(x, (2, 2), padding=(0,)).sum().backward()
+    assert x.grad is not None
+    assert x.grad.sum().item() == 4.0
+    assert given == [[0, 0]]

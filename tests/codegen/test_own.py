@@ -24,8 +24,8 @@ from tarry.ir.typed import TypedNode
 USES_DEVICE = True
 
 
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="a name that another version lacks says nothing")
 def test_the_names_in_the_yaml_are_operators() -> None:
-    """In the torch that this is developed with: a name that another version lacks says nothing there."""
     rules = operator_rules()
     names = set(natives().by_name)
     bases = {str(function.func.name.name) for function in natives().by_name.values()}

@@ -94,6 +94,11 @@ def lower(
     return context.finish(in_place)
 
 
+def _spread(arg: Any, length: int | None) -> Any:
+    """One number where the schema has a list of a length (`int[2]`) stands for all of them. Inductor counts them."""
+    return arg * length if isinstance(arg, list) and len(arg) == 1 and length else arg
+
+
 class FxLowering(LoweringContext[torch.fx.Node]):
     """What each value of the IR graph has become in the FX graph."""
 
@@ -174,13 +179,15 @@ class FxLowering(LoweringContext[torch.fx.Node]):
                 options = {"dtype": result.type.dtype, "memory_format": torch.contiguous_format}
                 return [self._call(aten._to_copy.default, *joined, **options)]
         described = operator(node.op)
+        target = overload(node.op)
+        listed = [_spread(arg, known.N) for arg, known in zip(listed, target._schema.arguments, strict=True)]
         if node.op in STRIDE_SENSITIVE:
             # These count elements in memory: the value must lie there as it was recorded.
             (base, *_) = node.operands
             listed[0] = self._call(laid_out(), listed[0], list(base.type.strides))
         pairs = list(zip(listed, described.arguments, strict=True))
         made = self._call(
-            overload(node.op),
+            target,
             *(arg for arg, argument in pairs if not argument.kwarg_only),
             **{argument.name: arg for arg, argument in pairs if argument.kwarg_only},
         )

@@ -85,7 +85,6 @@ at::Tensor attention(
       "Expected query, key, and value to all be  at least 2 dimensional, but got query.dim: ", query.dim(), " key.dim: ", key.dim(),
       " and value.dim: ", value.dim(), " instead.");
   const bool has_mask = mask && mask->defined();
-  TORCH_CHECK(!(has_mask && causal), "_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True");
   const Attention choice = choose_attention(query, key, value, has_mask ? mask : std::nullopt, dropout, causal, scale, grouped);
   if (choice != Attention::Math && query.dim() == 3) { // the kernels take four dimensions; from torch 2.15 on, they are added
     auto in_batch = [](at::Tensor t) {
