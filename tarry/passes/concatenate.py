@@ -7,13 +7,15 @@ pass over the whole buffer; and a compiler that fuses them asks for each element
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tarry.ir.graph import Graph, GraphBuilder, Node, Value, producers
 from tarry.ir.layout import TensorType
+from tarry.passes.dead_code import eliminate_dead_code
 from tarry.passes.emit import Emitter
 
-SCATTER = "aten::slice_scatter"
+SCATTER, SLICE = "aten::slice_scatter", "aten::slice.Tensor"
 
 
 class Piece(NamedTuple):
@@ -21,30 +23,22 @@ class Piece(NamedTuple):
     source: Value
 
 
-class Chain(NamedTuple):
-    """Nodes that write all of a buffer, each element once."""
-
-    pieces: list[Piece]  # in the order of the buffer
-    nodes: set[int]  # by identity
-
-
 def concatenate_pieces(graph: Graph) -> Graph:
-    """The graph, which has no dead code, with `cat` in place of scatters that write all of a contiguous buffer, each
-    element once."""
-    chains = _chains(graph)
-    if not chains:
+    """The graph, which has no dead code, with `cat` in place of scatters that write all of a contiguous buffer, or all
+    that is read of it, each element once."""
+    whole = _whole_buffers(graph)
+    if not whole:
         return graph
-    replaced = {node for chain in chains.values() for node in chain.nodes}
     builder = GraphBuilder(graph)
     emit = Emitter(builder)
     for node in graph.nodes:
-        if id(node) in chains:
+        if id(node) in whole:
             emit.like = node
             (result,) = node.results
-            builder.replace(result, _joined(emit, chains[id(node)].pieces, result.type))
-        elif id(node) not in replaced:
+            builder.replace(result, _joined(emit, whole[id(node)], result.type))
+        else:
             emit.note(node, builder.copy(node), builder.resolve(node.args))
-    return builder.finish()
+    return eliminate_dead_code(builder.finish())
 
 
 def _joined(emit: Emitter, pieces: list[Piece], type_: TensorType) -> Value:
@@ -58,28 +52,46 @@ def _joined(emit: Emitter, pieces: list[Piece], type_: TensorType) -> Value:
     return emit.retype(joined if same else emit.view(joined, "aten::view", type_.sizes), type_)
 
 
-def _chains(graph: Graph) -> dict[int, Chain]:
-    """By the identity of the scatter that is the last one."""
+def _whole_buffers(graph: Graph) -> dict[int, list[Piece]]:
+    """The nodes that complete a buffer, or read a part of one, by their identity; with the pieces of that, in order."""
     made_by = producers(graph)
     uses = Counter([*graph.outputs, *(value for node in graph.nodes for value in node.operands)])
     seen: set[int] = set()
-    chains = {}
+    whole = {}
     for last in reversed(graph.nodes):
-        if last.op != SCATTER or id(last) in seen:
+        window = _window(last)
+        if window is None or id(last) in seen:
             continue
-        chain = Chain([], set())
-        node: Node | None = last
-        while node is not None and (base := _base(node)) is not None:
-            chain.nodes.add(id(node))
-            if node.op == SCATTER:
-                args: Any = node.args
-                chain.pieces.append(Piece(args[3] * (base.type.numel // base.type.sizes[0]), args[1]))
-            node = made_by.get(base) if uses[base] == 1 else None
-        seen |= chain.nodes
-        chain.pieces.sort(key=lambda piece: piece.start)
-        if len(chain.pieces) > 1 and _cover(chain.pieces, last.results[0].type.numel):
-            chains[id(last)] = chain
-    return chains
+        nodes = _chain(last, made_by, uses)
+        pieces = _pieces([node for node in nodes if node.op == SCATTER], *window)
+        if len(pieces) > 1:
+            whole[id(last)] = pieces
+        if last.op == SCATTER or pieces:
+            seen.update(map(id, nodes))
+    return whole
+
+
+def _window(node: Node) -> tuple[int, int] | None:
+    """From where to where a node gives what a buffer holds, in elements; None if it does something else."""
+    args: Any = node.args
+    if node.op == SCATTER:
+        return 0, node.results[0].type.numel
+    if node.op != SLICE or args[1] != 0 or args[4] != 1 or not args[0].type.is_contiguous or not args[0].type.numel:
+        return None
+    row = args[0].type.numel // args[0].type.sizes[0]
+    return (args[2] or 0) * row, args[0].type.numel if args[3] is None else args[3] * row
+
+
+def _chain(last: Node, made_by: Mapping[Value, Node], uses: Mapping[Value, int]) -> list[Node]:
+    """The nodes that fill the buffer of the last one, from there to the first; nothing else sees what they give."""
+    nodes = [last]
+    base = last.operands[0] if last.op == SLICE else _base(last)
+    while base is not None and uses[base] == 1 and base in made_by:
+        node = made_by[base]
+        base = _base(node)
+        if base is not None:
+            nodes.append(node)
+    return nodes
 
 
 def _base(node: Node) -> Value | None:
@@ -93,11 +105,20 @@ def _base(node: Node) -> Value | None:
     return base if both_contiguous and base.type.dtype == result.type.dtype and base.type.numel else None
 
 
-def _cover(pieces: list[Piece], numel: int) -> bool:
-    """Whether pieces follow on each other, from the first element to the last."""
-    end = 0
-    for start, source in pieces:
-        if start != end:
-            return False
-        end += source.type.numel
-    return end == numel
+def _pieces(scatters: list[Node], start: int, end: int) -> list[Piece]:
+    """What is written between two elements of a buffer, in order; nothing, unless it is all that lies there, once."""
+    pieces = []
+    for node in scatters:
+        args: Any = node.args
+        base = _base(node)
+        if base is None:
+            return []
+        at = (args[3] or 0) * (base.type.numel // base.type.sizes[0])
+        if at < end and at + args[1].type.numel > start:
+            pieces.append(Piece(at, args[1]))
+    pieces.sort(key=lambda piece: piece.start)
+    for piece in pieces:
+        if piece.start != start:
+            return []
+        start += piece.source.type.numel
+    return pieces if start == end else []

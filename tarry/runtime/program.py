@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from tarry import events, places
-from tarry.backends.base import Backend, Batch, Computation, PythonNumber
+from tarry.backends.base import Backend, Batch, Computation, PythonNumber, Run
 from tarry.backends.partition import Part, compiles, partition
 from tarry.config import config
 from tarry.errors import BackendError, CollectiveError, FallbackError
@@ -193,11 +193,14 @@ class Program:
     def _run_part(
         self, part: Part, compiled: Computation, environment: dict[Value, Any], numbers: list[PythonNumber]
     ) -> None:
+        plain = not self._opaque and not self._converts
         given = [environment[value] for value in part.takes]
-        results = compiled.run(given, [numbers[k] for k in part.numbers] + numbers[len(self._graph.numbers) :])
+        # On a GPU, a native program may be bound to the addresses of its inputs.
+        without_python = plain and compiled.native is not None and torch.device(self._backend.device).type == "cpu"
+        run: Run = compiled.native.run if without_python else compiled.run
+        results = run(given, [numbers[k] for k in part.numbers] + numbers[len(self._graph.numbers) :])
         _check_count(results, len(part.gives))
         for value, result in zip(part.gives, results, strict=True):
-            plain = not self._opaque and not self._converts
             environment[value] = self._typed(value, result) if plain else result
 
     def _run_on_device(

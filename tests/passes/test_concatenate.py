@@ -78,6 +78,16 @@ def test_a_buffer_that_is_read_in_between_stays() -> None:
     )
 
 
+def test_a_part_that_is_read_is_written_whole() -> None:
+    """FSDP writes its shard into the buffer that it gathers in, and reads that shard only."""
+    read = "%5: f32[5] = aten::slice.Tensor(%4, 0, 1, 6, 1)"
+    rows = chain("%1, 0, 1, 4", "%2, 0, 4, 6", f"{read}\n  return %5").replace("%2: f32[4]", "%2: f32[2]")
+    assert result_of(rows) == ["aten::cat([%1, %2], 0)"]
+    assert not result_of(rows.replace("f32[5]", "f32[6]").replace("1, 6, 1)", "0, 6, 1)"))
+    assert not result_of(rows.replace("f32[5]", "f32[4]").replace("1, 6, 1)", "1, 5, 1)"))
+    assert not result_of(rows.replace("return %5", "return %4, %5"))
+
+
 def test_every_other_element_stays() -> None:
     assert not result_of("""
 graph(%0: f32[6], %1: f32[3]):

@@ -59,7 +59,7 @@ def test_a_run_with_its_graphs_at_every_stage(tmp_path: Path) -> None:
     assert run.end is not None
     assert run.end["backend"] == "torchscript"
     largest = max(run.graphs.values(), key=lambda graph: graph.facts["operators"])
-    assert list(largest.stages) == ["recorded", "functional", "views", "cse", "dce", "owned", "lowered"]
+    assert list(largest.stages) == ["recorded", "functional", "views", "cse", "dce", "joined", "owned", "lowered"]
     assert "aten::" in largest.program
     sites = {site for stage in largest.stages.values() for site in stage["sites"]}
     assert all(re.search(r"\.py:\d+$", site) for site in sites)

@@ -210,14 +210,19 @@ void set_graph(
   program.set(std::move(parts));
 }
 
-std::vector<std::optional<at::Tensor>> run_captured(
-    const CapturedProgram& program, std::vector<at::Tensor> inputs, const py::list& numbers) {
+std::vector<std::optional<at::Tensor>> run_program(
+    const Program& program, std::vector<at::Tensor> inputs, const py::list& numbers) {
   std::vector<c10::IValue> given;
   for (const py::handle number : numbers) {
     given.push_back(from_python(number, c10::NumberType::get()));
   }
+  std::vector<at::Tensor> results;
+  {
+    const py::gil_scoped_release released;
+    results = program.run(std::move(inputs), given);
+  }
   std::vector<std::optional<at::Tensor>> outputs;
-  for (at::Tensor& output : program.run(std::move(inputs), given)) {
+  for (at::Tensor& output : results) {
     outputs.push_back(output.defined() ? std::make_optional(tarry::alias(output)) : std::nullopt);
   }
   return outputs;
@@ -234,15 +239,15 @@ c10::IValue from_python(py::handle object, const c10::TypePtr& type) {
 }
 
 void bind_program(py::module& m) {
-  py::class_<Program, std::shared_ptr<Program>>(m, "Program", "A compiled program that runs without Python.");
+  py::class_<Program, std::shared_ptr<Program>>(m, "Program", "A compiled program that runs without Python.")
+      .def("run", &run_program, "Under PlainDispatch. None for what was written into an input's buffer.");
   m.def("script_program", &script_program, "A TorchScript graph of tensors, then of numbers, that returns a tuple.");
   py::class_<CapturedProgram, Program, std::shared_ptr<CapturedProgram>>(
       m, "CapturedProgram", "A CUDA graph: see tarry/backends/inductor/capture.py.")
       .def(py::init<>())
       .def("set_graph", &set_graph)
       .def("clear", &CapturedProgram::clear)
-      .def("accepts", &CapturedProgram::accepts)
-      .def("run", &run_captured);
+      .def("accepts", &CapturedProgram::accepts);
   m.def(
       "address_of",
       [](const py::object& object) {
