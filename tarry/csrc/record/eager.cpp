@@ -14,6 +14,7 @@
 #include "execute/outstanding.h"
 #include "execute/serve.h"
 #include "record/host_mode.h"
+#include "record/memory.h"
 #include "record/opaque.h"
 #include "record/provenance.h"
 #include "record/record.h"
@@ -58,8 +59,10 @@ struct RealArguments {
   std::vector<bool> is_read;
   struct Written {
     TarryStorage* storage;
-    at::Tensor data; // the storage's contents, whole
-    size_t nbytes;   // of its memory before the call
+    at::Tensor data;                // the storage's contents, whole
+    const c10::StorageImpl* memory; // that the kernel is given
+    size_t nbytes;                  // of it, before the call
+    bool is_marked = false;         // counted in TarryStorage::writers
   };
   std::vector<Written> written;
   struct Opaque {
@@ -124,9 +127,50 @@ struct RealArguments {
     }
     if (owns) {
       std::lock_guard<std::mutex> guard(storage->state->mutex);
-      written.push_back({storage, storage->data, view.storage().nbytes()});
+      written.push_back({storage, storage->data, view.storage().unsafeGetStorageImpl(), view.storage().nbytes()});
     }
     return real.back();
+  }
+
+  // While the kernel runs, other threads wait that would use the storages it writes. False if one of them has changed something
+  // since the stand-ins were made: then they are made anew. Not for kernels in Python, which may use these storages by themselves.
+  bool begin_writing(const Operator& op) {
+    for (Written& each : written) {
+      Graveyard graveyard;
+      std::lock_guard<std::mutex> guard(each.storage->state->mutex);
+      if (!each.data.defined() || !each.storage->data.is_same(each.data) ||
+          each.data.storage().unsafeGetStorageImpl() != each.memory) {
+        return false;
+      }
+      drop_leaf(each.storage, graveyard);
+      each.is_marked = op.has(kListed);
+      each.storage->writers += each.is_marked;
+    }
+    return true;
+  }
+
+  void end_writing() {
+    for (Written& each : written) {
+      std::lock_guard<std::mutex> guard(each.storage->state->mutex);
+      each.storage->writers -= std::exchange(each.is_marked, false);
+    }
+  }
+
+  // The arguments for the kernel, which has no generator yet.
+  torch::jit::Stack convert_all(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
+    // The written ones first: they may get a new buffer.
+    for (const bool writes : {true, false}) {
+      for (size_t i = 0; i < arguments.size(); ++i) {
+        if (op.arguments[i].is_mutable == writes) {
+          convert(arguments[i], op.arguments[i]);
+        }
+      }
+    }
+    torch::jit::Stack stack;
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      stack.push_back(op.arguments[i].kind == ArgKind::Generator ? c10::IValue() : convert(arguments[i], op.arguments[i]));
+    }
+    return stack;
   }
 
   // A kernel that resizes what it has still to read computes with anything. Those that PyTorch generates have a result before.
@@ -161,6 +205,7 @@ struct RealArguments {
       }
       graveyard.tensors.push_back(std::move(each.data));
     }
+    end_writing();
     for (size_t i = 0; i < real.size(); ++i) {
       auto* impl = originals[i].unsafeGetTensorImpl();
       const auto* before = storage_of(impl);
@@ -303,26 +348,16 @@ void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reaso
   const auto arguments = torch::jit::last(*stack, count);
   DeviceState* const state = &device_of(arguments);
   count_fallback(*state, op, reason, place, -1);
-  RealArguments real{reason, real_device(state->index), op.gives_views, {}, {}, {}, {}, {}};
   std::optional<at::Generator> given;
-  torch::jit::Stack call_stack;
-  // The written ones first: they may get a new buffer.
-  for (const bool writes : {true, false}) {
-    for (size_t i = 0; i < count; ++i) {
-      if (op.arguments[i].is_mutable == writes) {
-        real.convert(arguments[i], op.arguments[i]);
-      }
-    }
+  if (op.generator_argument >= 0 && !arguments[op.generator_argument].isNone()) {
+    given = arguments[op.generator_argument].toGenerator();
   }
-  for (size_t i = 0; i < count; ++i) {
-    if (op.arguments[i].kind == ArgKind::Generator) {
-      if (!arguments[i].isNone()) {
-        given = arguments[i].toGenerator();
-      }
-      call_stack.emplace_back();
-    } else {
-      call_stack.push_back(real.convert(arguments[i], op.arguments[i]));
-    }
+  RealArguments real{reason, real_device(state->index), op.gives_views, {}, {}, {}, {}, {}};
+  torch::jit::Stack call_stack = real.convert_all(op, arguments);
+  while (!real.begin_writing(op)) {
+    real.end_writing();
+    real = RealArguments{reason, real.device, op.gives_views, {}, {}, {}, {}, {}};
+    call_stack = real.convert_all(op, arguments);
   }
   try {
     PlainDispatch plain;

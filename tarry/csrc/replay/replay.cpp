@@ -218,6 +218,9 @@ std::optional<std::string> Replay::check_contents(const Storages& found) const {
     if (storage->value.node || !storage->data.defined()) {
       return "a tensor that the step reads has no contents yet";
     }
+    if (storage->is_being_written()) {
+      return "another thread is writing to a tensor that the step reads";
+    }
     if (storage->is_lent()) {
       return "others look at the memory of a tensor that the step reads (DLPack or __cuda_array_interface__)";
     }
@@ -230,6 +233,9 @@ std::optional<std::string> Replay::check_contents(const Storages& found) const {
     const Root& root = batch_->roots[i];
     if (!storage || storage->home != root.node->output_layout(root.output) || storage->value.node) {
       return "a tensor that the step writes was resized or replaced";
+    }
+    if (storage->is_being_written()) {
+      return "another thread is writing to a tensor that the step writes";
     }
     if (storage->is_lent()) {
       return "others look at the memory of a tensor that the step writes (DLPack or __cuda_array_interface__)";
