@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -260,12 +261,11 @@ class InductorBackend(Backend):
         options = {
             "size_asserts": False,  # the runtime checks the inputs by the structure of the graph
             "fallback_random": not self.device_random,
-            **_known_instructions(self.device),
             **short_lifetimes(self.device, graph),
             **as_eager_rounds(),
             **self.options,
         }
-        with config.patch(options), signed_zeros():
+        with config.patch(options), _known_instructions(self.device), signed_zeros():
             yield
 
     @contextlib.contextmanager
@@ -282,14 +282,25 @@ class InductorBackend(Backend):
             yield
 
 
-def _known_instructions(device: str) -> dict[str, Any]:
-    """Vector instructions are used if the processor has them. Inductor would also compile and load a library for each
-    set of them, in processes of their own, which takes longer than a small graph does. Every compiler that can build
-    tarry's native part knows them, and a kernel that cannot be built sends the step to the reference path."""
-    from torch._inductor import config
+@contextlib.contextmanager
+def _known_instructions(device: str) -> Iterator[None]:
+    """Within the block, vector instructions are used if the processor has them. Inductor would also compile and load a
+    library for each set of them, in processes of their own, which takes longer than a small graph does. Every compiler
+    that can build tarry's native part knows them, and a kernel that cannot be built sends the step to the reference
+    path."""
+    from torch._inductor import config, cpu_vec_isa
 
-    is_asked = torch.device(device).type == "cpu" and getattr(config.cpp, "vec_isa_ok", False) is None
-    return {"cpp.vec_isa_ok": True} if is_asked and platform.machine() in ("x86_64", "AMD64") else {}
+    asked = torch.device(device).type == "cpu" and getattr(config.cpp, "vec_isa_ok", False) is None
+    if not asked or platform.machine() not in ("x86_64", "AMD64"):
+        yield
+        return
+    # Two sets beyond AVX512's first are tried whatever the setting says.
+    sets = (("VecAVX512", "_avx512_bf16_code"), ("VecAVX512VNNI", "_avx512_vnni_code"))
+    known = {getattr(getattr(cpu_vec_isa, name, None), code, None) for name, code in sets}
+    check = cpu_vec_isa.VecISA.check_build
+    trusted = mock.patch.object(cpu_vec_isa.VecISA, "check_build", lambda isa, code: code in known or check(isa, code))
+    with config.patch({"cpp.vec_isa_ok": True}), trusted:
+        yield
 
 
 @contextlib.contextmanager
