@@ -486,6 +486,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   using namespace tarry;
   register_hooks();
   bind_device(m);
+  bind_optimizer(m);
   bind_program(m);
   bind_custom_op(m);
   bind_replay(m);
