@@ -74,6 +74,31 @@ TORCH_LIBRARY_IMPL(tarry, CPU, m) {
   m.impl("lstm_layer_backward", TORCH_FN(run_layer_backward));
 }
 
+// How large the workspace is, only oneDNN knows: it computes a layer of zeros.
+Layer layer_on_meta(
+    const at::Tensor& input, const at::Tensor& w0, const at::Tensor& w1, const at::Tensor& w2, const at::Tensor& w3,
+    const at::Tensor& hidden, const at::Tensor& cell, bool reverse, bool has_biases, bool train, bool has_gradient) {
+  const auto zeros = [](const at::Tensor& like) { return at::zeros(like.sizes(), like.options().device(at::kCPU)); };
+  const auto made = run_layer(
+      zeros(input), zeros(w0), zeros(w1), zeros(w2), zeros(w3), zeros(hidden), zeros(cell), reverse, has_biases, train,
+      has_gradient);
+  const auto like = [&](const at::Tensor& each) { return at::empty(each.sizes(), each.options().device(input.device())); };
+  return {like(std::get<0>(made)), like(std::get<1>(made)), like(std::get<2>(made)), like(std::get<3>(made))};
+}
+
+Gradients layer_backward_on_meta(
+    const at::Tensor& input, const at::Tensor& w0, const at::Tensor& w1, const at::Tensor& w2, const at::Tensor& w3,
+    const at::Tensor& hidden, const at::Tensor& cell, const at::Tensor&, const at::Tensor&, const at::Tensor&, const MaybeTensor&,
+    const MaybeTensor&, const MaybeTensor&, bool, bool, bool, const at::Tensor&) {
+  const auto like = [](const at::Tensor& each) { return at::empty_symint(each.sym_sizes(), each.options()); };
+  return {like(input), like(w0), like(w1), like(w2), like(w3), like(hidden), like(cell)};
+}
+
+TORCH_LIBRARY_IMPL(tarry, Meta, m) {
+  m.impl("lstm_layer", TORCH_FN(layer_on_meta));
+  m.impl("lstm_layer_backward", TORCH_FN(layer_backward_on_meta));
+}
+
 // Under no guard: whoever calls it is below autograd.
 template <typename Result, typename... Args>
 Result call(const char* name, Result (*)(Args...), std::decay_t<Args>... given) {
@@ -121,8 +146,8 @@ variable_list differentiable_gradients(const variable_list& in, const variable_l
   if (of.empty() || used.empty()) {
     return found;
   }
-  const variable_list made =
-      torch::autograd::grad(of, used, grads, /*retain_graph=*/true, /*create_graph=*/true, /*allow_unused=*/true);
+  const variable_list made = torch::autograd::grad(
+      of, used, grads, /*retain_graph=*/true, /*create_graph=*/true, /*allow_unused=*/true);
   for (size_t i = 0, k = 0; i < in.size(); ++i) {
     if (in[i].requires_grad()) {
       found[i] = made[k++];
@@ -183,8 +208,8 @@ bool suits_onednn(const at::Tensor& input, at::TensorList state, at::TensorList 
 }
 
 variable_list one_layer(const variable_list& in, bool reverse, bool has_biases, bool train) {
-  const bool has_gradient =
-      c10::GradMode::is_enabled() && std::any_of(in.begin(), in.end(), [](const at::Tensor& each) { return each.requires_grad(); });
+  const bool has_gradient = c10::GradMode::is_enabled() &&
+      std::any_of(in.begin(), in.end(), [](const at::Tensor& each) { return each.requires_grad(); });
   if (has_gradient) {
     return LstmLayer::apply(in[0], in[1], in[2], in[3], in[4], in[5], in[6], reverse, has_biases, train);
   }
