@@ -299,7 +299,8 @@ class _Steps:
 
 @_boundary
 def _synchronize() -> None:
-    _runtime.sync_all("synchronize")
+    if not distributed.of_other_threads():
+        _runtime.sync_all("synchronize")
     _runtime.wait()
 
 

@@ -18,6 +18,7 @@ import torch
 
 from tarry.backends.base import Backend, PythonNumber, Run
 from tarry.codegen.op_table import facts
+from tarry.ir.evaluate import seeded
 from tarry.ir.graph import HERE, Graph, Node, Number, Value, map_leaves
 from tarry.ir.infer import fresh_results
 from tarry.ir.layout import TensorType
@@ -50,6 +51,8 @@ class GeneratedBackend(Backend):
         self._whole = [name for name in self.kernels if _is_composite(name)]
         if batch_norm := self.kernels.get("aten::native_batch_norm"):
             self.kernels = {**_batch_norms(batch_norm), **self.kernels}
+        if "aten::fill.Scalar" in self.kernels:
+            self.kernels.setdefault("aten::full", self._full)
         self._library: Any = None
         self._recorded: list[C.RecordedWhole] = []
 
@@ -66,9 +69,8 @@ class GeneratedBackend(Backend):
     # ---- the contract
 
     def supports(self, node: Node) -> bool:
-        # One that writes needs copies, and one that draws from the device's generator needs that generator.
-        is_pure = not node.kept or _only_reads_statistics(node)
-        return self._kernel_name(node.op) in self.kernels and is_pure and node.seed is None
+        is_pure = not node.kept or _only_reads_statistics(node)  # one that writes needs copies
+        return self._kernel_name(node.op) in self.kernels and is_pure
 
     def decompositions(self) -> Mapping[str, Callable[..., Any]]:
         """PyTorch's recipes into core operators, and those of `decomposed`."""
@@ -124,6 +126,16 @@ class GeneratedBackend(Backend):
         """Whether an argument of a kernel is the backend's data rather than a number or an option."""
         return isinstance(arg, torch.Tensor)
 
+    def _full(self, size: list[int], fill_value: PythonNumber, *, dtype: torch.dtype | None, **options: Any) -> Any:
+        """What graphs have for `fill_` and `zero_`, made of the kernel of `fill_`."""
+        like = torch.full(size, fill_value, dtype=dtype, device="meta")
+        empty = self.kernels.get("aten::empty_strided")
+        if empty is None:
+            filled = self.to_data(torch.empty_like(like, device=self.device))
+        else:
+            filled = empty(size, list(like.stride()), dtype=like.dtype, **options)
+        return self.kernels["aten::fill.Scalar"](filled, fill_value)
+
     def _kernel_name(self, op: str) -> str:
         return op if op in self.kernels else facts(op).element or op
 
@@ -156,7 +168,8 @@ class _Step:
 
         args = [resolve(arg) for arg in self.positional]
         kwargs = {name: resolve(arg) for name, arg in self.keyword.items()}
-        result = self.kernel(*args, **kwargs)
+        with seeded(self.device, None if self.node.seed is None else int(numbers[self.node.seed.index].real)):
+            result = self.kernel(*args, **kwargs)
         unchanged = [args[k] for k in operator(self.node.op).written] if self.node.kept else []
         made = zip(self.node.outputs, [*fresh_results(self.node.op, result), *unchanged], strict=True)
         values.update((value, self.finish(data, value.type)) for value, data in made if value is not None)

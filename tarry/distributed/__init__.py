@@ -27,7 +27,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-__all__ = ["install"]
+__all__ = ["install", "of_other_threads"]
 
 
 def install(
@@ -46,3 +46,12 @@ def install(
 
         batch_norm.install()
         kernels.install(synchronize, reduction, place, leave)
+
+
+def of_other_threads() -> bool:
+    """Whether collectives are pending that this thread must not run: others have recorded them."""
+    if not dist.is_available():
+        return False
+    from tarry.distributed import groups
+
+    return groups.of_other_threads()

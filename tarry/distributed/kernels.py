@@ -165,7 +165,7 @@ class Kernels:
 
     def flush(self) -> None:
         """Run the collectives that are recorded; not from within a step that runs them."""
-        if groups.has_pending() and not getattr(self._flushing, "on", False):
+        if groups.has_pending() and not groups.of_other_threads() and not getattr(self._flushing, "on", False):
             self._flushing.on = True
             try:
                 self._synchronize()

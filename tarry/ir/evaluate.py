@@ -91,7 +91,7 @@ def _run(
         if node.args[index] not in spare:
             args[index] = map_leaves(args[index], lambda leaf: None if leaf is None else _own_copy(leaf))
         written.extend(tensor for tensor in _flat(args[index]) if tensor is not None)
-    with _seeded(device, None if node.seed is None else int(numbers[node.seed.index].real)):
+    with seeded(device, None if node.seed is None else int(numbers[node.seed.index].real)):
         result = call(node.op, tuple(args))
     return [*fresh_results(node.op, result), *written]
 
@@ -116,7 +116,7 @@ def _generator(device: torch.device, seed: int) -> torch.Generator:
 
 
 @contextmanager
-def _seeded(device: torch.device, seed: int | None) -> Iterator[None]:
+def seeded(device: torch.device, seed: int | None) -> Iterator[None]:
     """Within the block, the device's default generator draws from a seed; its state is given back."""
     if seed is None:
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -272,6 +273,28 @@ def a_barrier_and_objects_between(device: str) -> Tensor:
     dist.all_gather_object(objects, float(x.sum()))
     dist.all_reduce(x)
     return x + objects[0] + objects[1]
+
+
+@case
+def a_thread_beside_the_program(device: str) -> Tensor:
+    """As one that saves a checkpoint: what it waits for is not what the program has recorded, which another rank begins
+    when its own thread has ended."""
+    beside = dist.new_group(backend="gloo")
+
+    def communicate() -> None:
+        if device == "tarry":
+            torch.accelerator.synchronize()
+        dist.barrier(beside)
+
+    thread = threading.Thread(target=communicate)
+    x = numbers(3).to(device)
+    first = dist.get_rank() == 0
+    work = dist.all_reduce(x, async_op=True) if first else None
+    thread.start()
+    thread.join()
+    work = work or dist.all_reduce(x, async_op=True)
+    work.wait()
+    return x
 
 
 @case

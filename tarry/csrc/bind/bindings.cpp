@@ -115,11 +115,11 @@ py::dict counters_of(int device) {
   const Executor& executor = *state.executor;
   using namespace pybind11::literals;
   return py::dict(
-      "record"_a = state.recorded, "direct"_a = state.direct.calls, "node_reuse"_a = state.reused,
-      "run_ahead"_a = executor.speculator.used.load(), "run_ahead_miss"_a = executor.speculator.missed.load(),
-      "run_ahead_off"_a = executor.counts.no_cores, "handed_over"_a = executor.counts.submitted,
-      "overlapped"_a = executor.counts.overlapped, "reference"_a = executor.served.interpreted,
-      "cache_hit"_a = executor.served.run);
+      "record"_a = state.recorded, "direct"_a = state.direct.calls, "direct_steps"_a = state.direct.ended,
+      "node_reuse"_a = state.reused, "run_ahead"_a = executor.speculator.used.load(),
+      "run_ahead_miss"_a = executor.speculator.missed.load(), "run_ahead_off"_a = executor.counts.no_cores,
+      "handed_over"_a = executor.counts.submitted, "overlapped"_a = executor.counts.overlapped,
+      "reference"_a = executor.served.interpreted, "cache_hit"_a = executor.served.run);
 }
 
 void bind_counters(py::module& m) {
@@ -127,7 +127,7 @@ void bind_counters(py::module& m) {
   m.def("reset_counters", [](int device) {
     auto& state = state_of(device);
     std::lock_guard<std::mutex> guard(state.mutex);
-    state.recorded = state.reused = state.direct.calls = 0;
+    state.recorded = state.reused = state.direct.calls = state.direct.ended = 0;
     state.executor->speculator.used = state.executor->speculator.missed = 0;
     state.executor->counts = {};
     state.executor->served = {};

@@ -459,6 +459,7 @@ void judge_stretch(DeviceState& state, const char* reason) {
     if (direct.direct == 0) {
       return;
     }
+    ++direct.ended;
     judge(direct);
     if (!state.pending) {
       direct.begin_stretch();
