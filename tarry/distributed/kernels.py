@@ -29,6 +29,7 @@ from torch.distributed import distributed_c10d
 from torch.futures import Future
 
 from tarry.distributed import groups, messages, operators
+from tarry.distributed.checks import are_alike, check_like, check_list, check_reduction
 
 _REDUCTIONS = {value.value: name for name, value in dist.ReduceOp.RedOpType.__members__.items()}
 _HOST_CALLS = (
@@ -151,6 +152,11 @@ class Kernels:
             warnings.simplefilter("ignore")  # PyTorch has kernels for all devices, which call a device's backend
             for name, kernel in table.items():
                 library.impl(name, torch.no_grad()(kernel), "PrivateUse1", allow_override=True)
+                for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1"):
+                    library.impl(name, _refuses_sparse(name), key, allow_override=True)
+            library.impl(
+                "allreduce_", torch.no_grad()(self.allreduce_of_sparse), "SparsePrivateUse1", allow_override=True
+            )
             for name in _HOST_CALLS:
                 library.impl(name, self._after_recorded(name), "AutogradCPU", allow_override=True)
             functional = torch.library.Library("_c10d_functional", "IMPL")
@@ -232,6 +238,7 @@ class Kernels:
     ) -> Any:
         """Record a collective that reduces: in place, or with a result. `args` follow the reduction."""
         op, factor = reduction
+        check_reduction(name, process_group, tensor, op)
         given = tensor.data
         in_place = name.endswith("_")
         if factor is not None:
@@ -244,9 +251,18 @@ class Kernels:
     def allreduce(
         self, tensors: list[Tensor], group: Any, reduction: Any, sparse_indices: Any = None, *_: Any
     ) -> tuple[list[Tensor], Any]:
-        if sparse_indices is not None or any(tensor.layout != torch.strided for tensor in tensors):
-            raise NotImplementedError("all_reduce of sparse tensors is not there on tarry: use to_dense() before it")
+        if sparse_indices is not None:
+            raise NotImplementedError("all_reduce with indices for sparse tensors is not there on tarry")
         return tensors, self.allreduce_coalesced(tensors, group, reduction)
+
+    def allreduce_of_sparse(self, tensors: list[Tensor], *args: Any) -> tuple[list[Tensor], Any]:
+        """Of opaque tensors, which no graph holds: the host communicates."""
+        for tensor in tensors:
+            host = tensor.detach().cpu()
+            _, work = torch.ops.c10d.allreduce_([host], *args)
+            dist.Work.unbox(work).wait()
+            tensor.copy_(host)
+        return tensors, _done(tensors)
 
     def allreduce_coalesced(self, tensors: list[Tensor], group: Any, reduction: Any, *_: Any) -> Any:
         for tensor in tensors:
@@ -269,8 +285,20 @@ class Kernels:
         self, outputs: list[list[Tensor]], tensors: list[Tensor], group: Any, *_: Any
     ) -> tuple[list[list[Tensor]], Any]:
         for output, tensor in zip(outputs, tensors, strict=True):
-            _write(output, self._record("all_gather", _unboxed(group), tensor, len(output)).unbind())
+            self._gather_each(output, tensor, _unboxed(group))
         return outputs, _done(outputs[0])
+
+    def _gather_each(self, outputs: list[Tensor], tensor: Tensor, group: dist.ProcessGroup) -> None:
+        """A tensor of each rank. If they have different sizes, each rank broadcasts its own, as with NCCL."""
+        check_list("all_gather", outputs, group)
+        if are_alike(outputs):
+            check_like("all_gather", outputs, tensor)
+            _write(outputs, self._record("all_gather", group, tensor, len(outputs)).unbind())
+            return
+        check_like("all_gather", [outputs[group.rank()]], tensor)
+        outputs[group.rank()].data.copy_(tensor.data)
+        for rank, output in enumerate(outputs):
+            self._record("broadcast_", group, output, rank, note=f", root {rank}")
 
     def allgather_coalesced(self, outputs: list[list[Tensor]], tensors: list[Tensor], group: Any, *_: Any) -> Any:
         """A list for each rank, with as many tensors as are given."""
@@ -299,9 +327,22 @@ class Kernels:
         self, outputs: list[Tensor], inputs: list[list[Tensor]], group: Any, reduction: Any, *_: Any
     ) -> tuple[list[Tensor], Any]:
         for output, parts in zip(outputs, inputs, strict=True):
-            given = torch.stack(list(parts))
-            _write([output], [self._reduced("reduce_scatter", _unboxed(group), given, self._reduction(reduction))])
+            self._scatter_each(output, parts, _unboxed(group), self._reduction(reduction))
         return outputs, _done(outputs)
+
+    def _scatter_each(
+        self, output: Tensor, parts: list[Tensor], group: dist.ProcessGroup, reduction: Reduction
+    ) -> None:
+        """A reduced tensor for each rank. If they have different sizes, each is reduced to its rank, as with NCCL."""
+        check_list("reduce_scatter", parts, group)
+        check_like("reduce_scatter", [parts[group.rank()]], output)
+        if are_alike(parts):
+            _write([output], [self._reduced("reduce_scatter", group, torch.stack(list(parts)), reduction)])
+            return
+        copies = [part.data.clone() for part in parts]
+        for rank, part in enumerate(copies):
+            self._reduced("reduce_", group, part, reduction, rank)
+        _write([output], [copies[group.rank()]])
 
     def reduce_scatter_base(
         self, output: Tensor, tensor: Tensor, group: Any, reduction: Any, *_: Any
@@ -329,6 +370,9 @@ class Kernels:
     def gather(self, outputs: list[list[Tensor]], tensors: list[Tensor], group: Any, root: int, *_: Any) -> Any:
         (tensor,) = tensors
         results = outputs[0] if outputs else []
+        if results:
+            check_list("gather", results, _unboxed(group))
+            check_like("gather", results, tensor)
         parts = self._record("gather", _unboxed(group), tensor, len(results), root, note=f", root {root}")
         _write(results, parts.unbind())
         return _done(results)
@@ -337,11 +381,16 @@ class Kernels:
         self, outputs: list[Tensor], inputs: list[list[Tensor]], group: Any, root: int, *_: Any
     ) -> tuple[list[Tensor], Any]:
         (output,) = outputs
+        if inputs:
+            check_list("scatter", inputs[0], _unboxed(group))
+            check_like("scatter", inputs[0], output)
         given = torch.stack(list(inputs[0])) if inputs else output.data.new_empty((0, *output.shape))
         _write([output], [self._record("scatter", _unboxed(group), given, root, note=f", root {root}")])
         return outputs, _done(outputs)
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], group: Any, *_: Any) -> tuple[list[Tensor], Any]:
+        for tensors in (outputs, inputs):
+            check_list("all_to_all", tensors, _unboxed(group))
         given = torch.cat([tensor.data.reshape(-1) for tensor in inputs])
         splits = [[tensor.numel() for tensor in tensors] for tensors in (outputs, inputs)]
         parts = self._record("all_to_all", _unboxed(group), given, *splits).split(splits[0])
@@ -356,6 +405,8 @@ class Kernels:
         for splits, of, name in zip(given, (output, tensor), ("output", "input"), strict=True):
             if sum(splits) != len(of):
                 raise ValueError(f"all_to_all: the {name} has {len(of)} rows, and its splits are {splits}")
+        if output.shape[1:].numel() != tensor.shape[1:].numel():
+            raise ValueError(f"all_to_all: rows are of shape {list(tensor.shape[1:])}, not {list(output.shape[1:])}")
         _write([output], [self._record("all_to_all", _unboxed(group), tensor, *given).view(output.shape)])
         return _done([output])
 
@@ -405,6 +456,13 @@ class Kernels:
             # From PyTorch 2.12 on, for tensors that wait when they are read. Not a view: it may be written.
             "_wrap_tensor_autograd": lambda tensor: tensor.data,
         }
+
+
+def _refuses_sparse(name: str) -> Callable[..., Any]:
+    def kernel(*_: Any) -> Any:
+        raise NotImplementedError(f"{name.strip('_')} of sparse tensors is not there: use to_dense() before it")
+
+    return kernel
 
 
 def _unboxed(group: Any) -> dist.ProcessGroup:
