@@ -7,7 +7,7 @@ backends have, are recorded as what they are made of.
 Collectives on tensors of the CPU run when they are called. Recorded ones that the program has called before must come
 first: on other ranks they may have run already, and wait. So those of the CPU compute what is pending first.
 
-Private names of torch: the `c10d` operators and their schemas, `ProcessGroup.unbox`, `_create_work_from_future`,
+Private names of torch: the `c10d` operators and their schemas, `ProcessGroup.unbox`,
 `_AutoDispatchBelowAutograd`, `_c10d_functional` operators, `_resolve_process_group`,
 `distributed_c10d.BackendConfig`, `Backend.backend_capability`, `rendezvous._create_c10d_store` (2.11 and 2.13)."""
 
@@ -26,7 +26,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
-from torch.futures import Future
 
 from tarry.distributed import groups, messages, operators
 from tarry.distributed.checks import are_alike, check_like, check_list, check_reduction
@@ -45,10 +44,11 @@ def install(
     reduction: Callable[[Any], tuple[int, Any]],
     place: Callable[[], str],
     leave: Callable[[float], bool],
+    work: Callable[[Sequence[Tensor]], Any],
 ) -> None:
     """Register the kernels, and the device with process groups: `init_process_group()`, "tarry", "gloo" and
     "cpu:gloo,tarry:gloo" all serve it."""
-    kernels = Kernels(synchronize, reduction, place)
+    kernels = Kernels(synchronize, reduction, place, work)
     groups.install(leave)
     rendezvous = importlib.import_module("torch.distributed.rendezvous")  # as an attribute, it is a function
     rendezvous._create_c10d_store = _of_this_attempt(rendezvous._create_c10d_store)  # type: ignore[attr-defined]
@@ -114,8 +114,13 @@ class Reduction(NamedTuple):
 
 class Kernels:
     def __init__(
-        self, synchronize: Callable[[], None], reduction: Callable[[Any], tuple[int, Any]], place: Callable[[], str]
+        self,
+        synchronize: Callable[[], None],
+        reduction: Callable[[Any], tuple[int, Any]],
+        place: Callable[[], str],
+        work: Callable[[Sequence[Tensor]], Any],
     ) -> None:
+        self._work = work
         self._synchronize = synchronize
         self._look_into = reduction
         self._place = place
@@ -262,31 +267,31 @@ class Kernels:
             _, work = torch.ops.c10d.allreduce_([host], *args)
             dist.Work.unbox(work).wait()
             tensor.copy_(host)
-        return tensors, _done(tensors)
+        return tensors, self._work(tensors)
 
     def allreduce_coalesced(self, tensors: list[Tensor], group: Any, reduction: Any, *_: Any) -> Any:
         for tensor in tensors:
             self._reduced("all_reduce_", _unboxed(group), tensor, self._reduction(reduction))
-        return _done(tensors)
+        return self._work(tensors)
 
     def broadcast(
         self, tensors: list[Tensor], group: Any, root: int, root_tensor: int = 0, *_: Any
     ) -> tuple[list[Tensor], Any]:
         for tensor in tensors:
             self._record("broadcast_", _unboxed(group), tensor, root, note=f", root {root}")
-        return tensors, _done(tensors)
+        return tensors, self._work(tensors)
 
     def reduce(self, tensors: list[Tensor], group: Any, reduction: Any, root: int, *_: Any) -> Any:
         for tensor in tensors:
             self._reduced("reduce_", _unboxed(group), tensor, self._reduction(reduction), root)
-        return _done(tensors)
+        return self._work(tensors)
 
     def allgather(
         self, outputs: list[list[Tensor]], tensors: list[Tensor], group: Any, *_: Any
     ) -> tuple[list[list[Tensor]], Any]:
         for output, tensor in zip(outputs, tensors, strict=True):
             self._gather_each(output, tensor, _unboxed(group))
-        return outputs, _done(outputs[0])
+        return outputs, self._work(outputs[0])
 
     def _gather_each(self, outputs: list[Tensor], tensor: Tensor, group: dist.ProcessGroup) -> None:
         """A tensor of each rank. If they have different sizes, each rank broadcasts its own, as with NCCL."""
@@ -303,11 +308,11 @@ class Kernels:
     def allgather_coalesced(self, outputs: list[list[Tensor]], tensors: list[Tensor], group: Any, *_: Any) -> Any:
         """A list for each rank, with as many tensors as are given."""
         self.allgather([list(output) for output in zip(*outputs, strict=True)], tensors, group)
-        return _done([tensor for output in outputs for tensor in output])
+        return self._work([tensor for output in outputs for tensor in output])
 
     def allgather_base(self, output: Tensor, tensor: Tensor, group: Any, *_: Any) -> tuple[Tensor, Any]:
         self._gather_into(output, tensor, _unboxed(group))
-        return output, _done([output])
+        return output, self._work([output])
 
     def _gather_into(self, output: Tensor, tensor: Tensor, group: dist.ProcessGroup) -> None:
         size = group.size()
@@ -321,14 +326,14 @@ class Kernels:
     def allgather_into_tensor_coalesced(self, outputs: list[Tensor], tensors: list[Tensor], group: Any, *_: Any) -> Any:
         for output, tensor in zip(outputs, tensors, strict=True):
             self._gather_into(output, tensor, _unboxed(group))
-        return _done(outputs)
+        return self._work(outputs)
 
     def reduce_scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], group: Any, reduction: Any, *_: Any
     ) -> tuple[list[Tensor], Any]:
         for output, parts in zip(outputs, inputs, strict=True):
             self._scatter_each(output, parts, _unboxed(group), self._reduction(reduction))
-        return outputs, _done(outputs)
+        return outputs, self._work(outputs)
 
     def _scatter_each(
         self, output: Tensor, parts: list[Tensor], group: dist.ProcessGroup, reduction: Reduction
@@ -348,7 +353,7 @@ class Kernels:
         self, output: Tensor, tensor: Tensor, group: Any, reduction: Any, *_: Any
     ) -> tuple[Tensor, Any]:
         self._scatter_into(output, tensor, _unboxed(group), self._reduction(reduction))
-        return output, _done([output])
+        return output, self._work([output])
 
     def _scatter_into(self, output: Tensor, tensor: Tensor, group: dist.ProcessGroup, reduction: Reduction) -> None:
         size = group.size()
@@ -365,7 +370,7 @@ class Kernels:
     ) -> Any:
         for output, tensor in zip(outputs, inputs, strict=True):
             self._scatter_into(output, tensor, _unboxed(group), self._reduction(reduction))
-        return _done(outputs)
+        return self._work(outputs)
 
     def gather(self, outputs: list[list[Tensor]], tensors: list[Tensor], group: Any, root: int, *_: Any) -> Any:
         (tensor,) = tensors
@@ -375,7 +380,7 @@ class Kernels:
             check_like("gather", results, tensor)
         parts = self._record("gather", _unboxed(group), tensor, len(results), root, note=f", root {root}")
         _write(results, parts.unbind())
-        return _done(results)
+        return self._work(results)
 
     def scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], group: Any, root: int, *_: Any
@@ -386,7 +391,7 @@ class Kernels:
             check_like("scatter", inputs[0], output)
         given = torch.stack(list(inputs[0])) if inputs else output.data.new_empty((0, *output.shape))
         _write([output], [self._record("scatter", _unboxed(group), given, root, note=f", root {root}")])
-        return outputs, _done(outputs)
+        return outputs, self._work(outputs)
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], group: Any, *_: Any) -> tuple[list[Tensor], Any]:
         for tensors in (outputs, inputs):
@@ -395,7 +400,7 @@ class Kernels:
         splits = [[tensor.numel() for tensor in tensors] for tensors in (outputs, inputs)]
         parts = self._record("all_to_all", _unboxed(group), given, *splits).split(splits[0])
         _write(outputs, [part.view(output.shape) for part, output in zip(parts, outputs, strict=True)])
-        return outputs, _done(outputs)
+        return outputs, self._work(outputs)
 
     def alltoall_base(
         self, output: Tensor, tensor: Tensor, group: Any, output_splits: list[int], input_splits: list[int], *_: Any
@@ -408,7 +413,7 @@ class Kernels:
         if output.shape[1:].numel() != tensor.shape[1:].numel():
             raise ValueError(f"all_to_all: rows are of shape {list(tensor.shape[1:])}, not {list(output.shape[1:])}")
         _write([output], [self._record("all_to_all", _unboxed(group), tensor, *given).view(output.shape)])
-        return _done([output])
+        return self._work([output])
 
     # ---- operators with results: functional collectives, which DTensor uses
 
@@ -494,9 +499,3 @@ def _type_text(name: str, tensor: Tensor) -> str:
 def _write(tensors: Sequence[Tensor], contents: Sequence[Tensor]) -> None:
     for tensor, content in zip(tensors, contents, strict=True):
         tensor.data.copy_(content)
-
-
-def _done(results: Sequence[Tensor]) -> Any:
-    future: Future[list[Tensor]] = Future(devices=sorted({tensor.device for tensor in results}, key=str))
-    future.set_result(list(results))
-    return torch._C._distributed_c10d._create_work_from_future(future).boxed()  # type: ignore[attr-defined]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,11 @@ def all_reduce_max_of_a_view(device: str) -> Tensor:
 def all_reduce_asynchronous(device: str) -> Tensor:
     x = numbers(4).to(device)
     work = dist.all_reduce(x, async_op=True)
-    work.wait()
+    work.wait(timedelta(seconds=30))
     assert work.is_completed()
     (result,) = work.get_future().value()
-    return result + x
+    (doubled,) = work.get_future().then(lambda future: [future.value()[0] * 2]).wait()
+    return result + x + doubled
 
 
 @case
