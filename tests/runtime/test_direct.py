@@ -106,11 +106,8 @@ def test_after_a_calm_time_it_comes_back_as_soon_as_at_first() -> None:
 
 
 @pytest.mark.usefixtures("soon")
-def test_graphs_that_differ_by_no_rule_become_direct(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_that_differ_by_no_rule_become_direct() -> None:
     """An action that is an index, say: each graph is new, and none comes often enough for a program."""
-    monkeypatch.setattr(limits, "FAMILY_SECONDS", 0.0)
-    monkeypatch.setattr(limits, "FAMILY_RUNS", 0)
-    backend = registry.find("inductor")()
     x, chooser = torch.arange(64.0).to("tarry"), random.Random(0)
 
     def chosen() -> float:
@@ -119,8 +116,8 @@ def test_graphs_that_differ_by_no_rule_become_direct(monkeypatch: pytest.MonkeyP
             total = total + x[chooser.randrange(64)]
         return total.item()
 
-    with using(backend, "background"):
-        for _ in range(40):
+    with using(Gated(), "background"):
+        for _ in range(limits.MAX_FIXED_SIZES + 2 * AFTER):
             chosen()
         assert counted(chosen) == (0, 1 + limits.SMALL_OPERATIONS)
 
