@@ -68,8 +68,8 @@ class Found:
 
     @property
     def differs_often(self) -> bool:
-        """Whether such graphs have come with other numbers, or other sizes, more often than there will be programs: that
-        it is new says nothing then."""
+        """Whether such graphs have come with more numbers, or sizes, than there will be programs: that it is new says
+        nothing then."""
         if self.variants is not None:
             return self.variants.has_met_many
         return self.symbols is None and self.family is not None and self.family.has_met_many
