@@ -21,6 +21,7 @@ MODULES = {
     "memory": "benchmarks.memory",
     "custom-ops": "benchmarks.custom_ops",
     "reads": "benchmarks.reads",
+    "turns": "benchmarks.turns",
     "distributed-scale": "benchmarks.distributed_scale",
 }
 """The benchmarks by their names on the command line; each module has a `main(arguments)`."""

@@ -66,6 +66,14 @@ class Found:
     """The programs of the graph, if the entry is a set of constants that none of them takes."""
     certain: bool = False  # a fact, see decide.py
 
+    @property
+    def differs_often(self) -> bool:
+        """Whether such graphs have come with more numbers, or sizes, than there will be programs: that it is new says
+        nothing then."""
+        if self.variants is not None:
+            return self.variants.has_met_many
+        return self.symbols is None and self.family is not None and self.family.has_met_many
+
 
 class Engine:
     """All that is known of graphs of one device. Another device's programs are its own, if its graphs are the same."""
@@ -392,7 +400,7 @@ class Engine:
 
     def _interpret(self, backend: Backend, found: Found, batch: Batch, reason: Reason) -> None:
         start = perf_counter()
-        batch.by_reference = reason is not NEW or (found.variants is not None and found.variants.has_met_many)
+        batch.by_reference = reason is not NEW or found.differs_often
         self._execute(backend, reason.run, "reference", batch)
         if reason is NEVER:
             return
@@ -402,6 +410,8 @@ class Engine:
             found.family.seconds += perf_counter() - start
         elif reason is NEW:
             found.entry.state = State.SEEN
+            if found.family is not None:
+                found.family.alone += 1
         if reason is NEW or reason is COMPILING:
             found.entry.pace.without_program()
         if reason is COMPILING and isinstance(found.entry, GraphEntry):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -88,6 +89,37 @@ def test_other_calls_end_it_and_it_takes_longer_to_come_back() -> None:
     for _ in range(2 * AFTER):
         assert counted(lambda: double(x)) == (2, 0)
     assert counted(lambda: double(x)) == (0, 2)
+
+
+@pytest.mark.usefixtures("never")
+def test_after_a_calm_time_it_comes_back_as_soon_as_at_first() -> None:
+    x = torch.arange(3.0).to("tarry")
+    for other in (lambda: (x - 1).tolist(), lambda: (x / 2).tolist(), lambda: (x**2).tolist()):
+        while counted(lambda: double(x)) != (0, 2):
+            pass
+        for _ in range(32 * 2 * AFTER):
+            assert counted(lambda: double(x)) == (0, 2)
+        other()
+        for _ in range(2 * AFTER):
+            assert counted(lambda: double(x)) == (2, 0)
+        assert counted(lambda: double(x)) == (0, 2)
+
+
+@pytest.mark.usefixtures("soon")
+def test_graphs_that_differ_by_no_rule_become_direct() -> None:
+    """An action that is an index, say: each graph is new, and none comes often enough for a program."""
+    x, chooser = torch.arange(64.0).to("tarry"), random.Random(0)
+
+    def chosen() -> float:
+        total = x[chooser.randrange(64)].exp()
+        for _ in range(limits.SMALL_OPERATIONS):
+            total = total + x[chooser.randrange(64)]
+        return total.item()
+
+    with using(Gated(), "background"):
+        for _ in range(limits.MAX_FIXED_SIZES + 2 * AFTER):
+            chosen()
+        assert counted(chosen) == (0, 1 + limits.SMALL_OPERATIONS)
 
 
 @pytest.mark.usefixtures("never")

@@ -11,7 +11,6 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
-from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy.printers import PythonPrinter
 
@@ -28,6 +27,9 @@ class SymbolicSizes:
     """Symbolic integers for some symbols, which a compiler takes for integers above 1."""
 
     def __init__(self, hints: Symbols) -> None:
+        # Importing it takes a second: not in a process whose programs are all made by another one, or stored.
+        from torch._dynamo.source import ConstantSource
+
         self.environment = ShapeEnv(duck_shape=False)
         self._hints = hints
         self.symbols: list[Any] = []

@@ -17,6 +17,9 @@ namespace {
 
 constexpr size_t kMostKnown = 1024; // stretches; a program with more of them takes another course each time
 constexpr uint32_t kMostBackoff = 20;
+// Direct calls that have lasted for so many times the streak before them are calm: the program is in another phase than when they were
+// ended by stretches of other operators. One that comes more rarely than that is not recorded.
+constexpr uint64_t kCalm = 32;
 
 std::atomic<uint32_t> first_streak{0};
 std::atomic<uint32_t> longest{0};
@@ -382,10 +385,18 @@ void stop(DirectCalls& direct) {
 void judge(DirectCalls& direct) {
   if (direct.withdrawals != withdrawals_of_references()) {
     stop(direct);
-  } else if (!direct.known.count(direct.stretch)) {
+    return;
+  }
+  if (!direct.known.count(direct.stretch)) {
     stop(direct);
     direct.backoff = std::min(direct.backoff + 1, kMostBackoff);
-  } else if (++direct.since >= longest.load(std::memory_order_relaxed)) {
+    return;
+  }
+  ++direct.since;
+  if (direct.since >= kCalm * (uint64_t{first_streak.load(std::memory_order_relaxed)} << direct.backoff)) {
+    direct.backoff = 0;
+  }
+  if (direct.since >= longest.load(std::memory_order_relaxed)) {
     stop(direct);
   }
 }

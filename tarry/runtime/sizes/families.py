@@ -51,6 +51,7 @@ class Family:
     stored: bool | None = None  # whether a program for several sizes is in the store, if that is known
     attempts: int = 0  # to find a template
     failures: int = 0  # templates that the backend made no program of
+    alone: int = 0  # members that no template fitted when they came for the first time
     fixed: int = 0  # programs compiled for fixed sizes
     warned: bool = False  # that there are enough of those
 
@@ -118,6 +119,11 @@ class Family:
             last = Entry()
             self.ranges.append(last)
         return None if last.state is State.REFUSED else last
+
+    @property
+    def has_met_many(self) -> bool:
+        """Whether members that no template fits are more than there will be programs."""
+        return self.alone > limits.MAX_FIXED_SIZES
 
     def give_up(self) -> None:
         """The backend makes no program of the template."""
