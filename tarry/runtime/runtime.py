@@ -316,8 +316,9 @@ class Runtime:
             results: list[torch.Tensor] | str = replay.arm(arguments, numbers)
             if isinstance(results, str):
                 return results
-            replay.batch.unawaited = True
-            self._compute(self.backend, replay.batch, "replay", asked, waited)
+            if not C.serve_replay(replay.batch, waited):
+                replay.batch.unawaited = True
+                self._compute(self.backend, replay.batch, "replay", asked, waited)
         self._closures.run()
         return results
 

@@ -302,6 +302,33 @@ def test_a_program_that_fails_on_data_names_the_line(served: Served) -> None:
     assert pick(3).tolist() == [6]
 
 
+@pytest.mark.usefixtures("script")
+def test_a_replay_is_run_without_python(served: Served) -> None:
+    step = tarry.compile(lambda x: (x * 2 + 1).sum(), verify=0)
+    seen: list[tarry.events.Event] = []
+
+    def calls(count: int) -> dict[str, float]:
+        tarry.metrics.reset()
+        for k in range(count):
+            assert step(torch.full((3,), float(k), device="tarry")).item() == 6 * k + 3
+        return {name: n for name, n in tarry.metrics.counters().items() if name not in ("node_reuse", "overlapped")}
+
+    calls(4)
+    served.by_python()
+    native = calls(5)
+    assert served.by_python() == 0
+    with tarry.events.subscribe(lambda event: None):
+        watched = calls(5)
+    assert served.by_python() > 5, "a replay, and what its argument is filled with"
+    assert native == watched
+    assert native["replay"] == 5
+    with tarry.events.subscribe(seen.append, live=False):
+        calls(5)
+    paths = [event.fields["path"] for event in seen if event.kind == "sync" and event.fields["reason"] == "replay"]
+    assert paths == ["replayed"] * 5
+    assert served.by_python() == 0
+
+
 # ---- the reference path, while a program is being made
 
 

@@ -325,6 +325,7 @@ void bind_serving(py::module& m) {
         return serve(state_of(device), reason.c_str(), awaited);
       },
       "Computes what is pending. False, and nothing is done, if the runtime has to see to it.");
+  m.def("serve_replay", &serve_replay, "The same for the batch of a replay.");
   m.def(
       "remember_program",
       [](std::shared_ptr<Structure> structure, const py::dict& constants, std::shared_ptr<Program> program,
@@ -346,7 +347,7 @@ void bind_serving(py::module& m) {
 }
 
 py::dict fields_of(const LoggedEvent& event) {
-  static const char* const paths[] = {"reference", "native", "direct"};
+  static const char* const paths[] = {"reference", "native", "replayed", "direct"};
   const PlaceText place = describe_place(event.place);
   py::dict fields;
   fields["file"] = place.file;

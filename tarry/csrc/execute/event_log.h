@@ -21,7 +21,7 @@ inline double seconds_between(Clock::time_point begin, Clock::time_point end) {
 }
 
 struct LoggedEvent {
-  enum class Kind : uint8_t { Reference, Native, Direct, Read }; // of a step: what computed it
+  enum class Kind : uint8_t { Reference, Native, Replayed, Direct, Read }; // of a step: what computed it
   Kind kind;
   int8_t device;
   std::string reason = {};

@@ -147,6 +147,11 @@ bool compute(const std::shared_ptr<Batch>& batch, LoggedEvent& event) {
   return true;
 }
 
+// A profiler wants to see ranges.
+bool may_serve() {
+  return !is_watched() && !compiling && small_operations.load(std::memory_order_relaxed) != kNoBackend && !at::hasCallbacks();
+}
+
 // Whether nothing was recorded since the step that is in flight.
 bool is_all_in_flight(DeviceState& state) {
   std::lock_guard<std::mutex> guard(state.mutex);
@@ -258,8 +263,7 @@ bool was_served(const Structure& structure) {
 }
 
 bool serve(DeviceState& state, const char* reason, bool awaited) {
-  if (is_watched() || compiling || small_operations.load(std::memory_order_relaxed) == kNoBackend ||
-      at::hasCallbacks()) { // a profiler wants to see ranges
+  if (!may_serve()) {
     return false;
   }
   {
@@ -302,6 +306,28 @@ bool serve(DeviceState& state, const char* reason, bool awaited) {
     }
   }
   raise_owed();
+  return true;
+}
+
+bool serve_replay(const std::shared_ptr<Batch>& batch, double waited) {
+  if (!may_serve()) {
+    return false;
+  }
+  LoggedEvent event{LoggedEvent::Kind::Native, static_cast<int8_t>(batch->state->index)};
+  {
+    const WithoutGil without_gil;
+    event.began = event.begin = Clock::now();
+    event.wait_seconds = waited;
+    event.operations = is_logging() ? static_cast<uint32_t>(batch->operations()) : 0; // as in serve()
+    batch->mode = Batch::Mode::MayOverlap;
+    if (!compute(batch, event)) {
+      return false;
+    }
+  }
+  if (is_logging()) {
+    event.kind = LoggedEvent::Kind::Replayed;
+    log_event(event, "replay");
+  }
   return true;
 }
 

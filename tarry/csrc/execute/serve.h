@@ -69,7 +69,10 @@ uint64_t withdrawals_of_references(); // how many there were
 // Computes what is pending, or has Python compute the batch. False, and nothing is done, if Python has to see to it from the
 // start. `awaited`: see Batch::Mode. No lock may be held.
 bool serve(DeviceState& state, const char* reason, bool awaited);
-// The same, and has Python see to it where that is needed.
+// The same for the batch of a replay. The caller has the step lock, and has waited, for so long, until nothing else was pending
+// or in flight.
+bool serve_replay(const std::shared_ptr<Batch>& batch, double waited);
+// As serve(), and has Python see to it where that is needed.
 void request_sync(c10::DeviceIndex device, const char* reason);
 void request_cut(c10::DeviceIndex device, const char* reason); // no thread needs a value now
 
