@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import threading
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -311,3 +313,19 @@ def test_a_compiler_means_the_real_device() -> None:
     with tarry.lazy_mode("cpu"):
         x = torch.ones(3)
         assert (x * 2 + 1).relu().tolist() == [3, 3, 3]
+
+
+def _positions(x: torch.Tensor) -> torch.Tensor:
+    return F.dropout(x + torch.arange(x.size(0)), 0.5, False) + torch.ones(2) + torch.tensor(1.0)
+
+
+@pytest.mark.parametrize("source", ["cuda", "cpu"])
+def test_torchscript_compiles_what_calls_replaced_functions(source: Any) -> None:
+    for block in (tarry.lazy_mode(source), contextlib.nullcontext()):
+        with block:
+            scripted = torch.jit.script(types.FunctionType(_positions.__code__, globals(), "_positions"))
+            layers = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.Dropout()))
+            assert torch.equal(scripted(torch.ones(2)).cpu(), torch.tensor([3.0, 4.0]))
+            assert layers(torch.ones(2)).shape == (2,)
+    table = torch.jit._builtins._get_builtin_table()
+    assert table[id(torch.arange)] == "aten::arange"
