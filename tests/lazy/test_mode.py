@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import threading
 import types
@@ -313,6 +314,20 @@ def test_a_compiler_means_the_real_device() -> None:
     with tarry.lazy_mode("cpu"):
         x = torch.ones(3)
         assert (x * 2 + 1).relu().tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("source", ["cuda", "cpu"])
+def test_a_compiled_module_is_known_as_one(source: Any) -> None:
+    with tarry.lazy_mode(source):
+        model = nn.Linear(2, 2).to("cuda" if source == "cuda" else "cpu")
+        compiled = torch.compile(model, mode="reduce-overhead")
+        assert compiled._orig_mod is model
+        assert list(compiled.state_dict()) == ["_orig_mod.weight", "_orig_mod.bias"]
+        x = torch.ones(3, 2, device=model.weight.device)
+        assert torch.equal(compiled(x).cpu(), model(x).cpu())
+        assert type(copy.deepcopy(compiled)) is type(compiled)
+        assert torch.compile(len) is len
+        assert torch.compile(fullgraph=True)(len) is len
 
 
 def _positions(x: torch.Tensor) -> torch.Tensor:
