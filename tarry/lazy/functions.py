@@ -255,15 +255,24 @@ def host_dropout(original: Function, devices: Devices) -> Function:
 
 
 def unchanged(original: Function, devices: Devices) -> Function:
-    """`torch.compile(f, ...)`: tarry compiles the steps, so there is nothing left for it to do."""
+    """`torch.compile(f, ...)`: tarry compiles the steps, so there is nothing left for it to do. A module is wrapped as
+    ever, since programs ask for `_orig_mod`, and its name is in the keys of checkpoints."""
 
     @functools.wraps(original)
     def compile_(model: Any = None, *args: Any, **kwargs: Any) -> Any:
         if is_left_alone(devices):
             return original(model, *args, **kwargs)
-        return (lambda function: function) if model is None else model
+        return _uncompiled if model is None else _uncompiled(model)
 
     return compile_
+
+
+def _uncompiled(function: Any) -> Any:
+    if not isinstance(function, torch.nn.Module):
+        return function
+    from torch._dynamo.eval_frame import OptimizedModule  # private; seen in torch 2.11 to 2.13
+
+    return OptimizedModule(function, _uncompiled)  # type: ignore[arg-type]
 
 
 def module_compile(original: Function, devices: Devices) -> Function:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.jit._builtins import _get_builtin_table  # private; seen in torch 2.11 to 2.13
 from torch.utils._device import _device_constructors  # private; seen in torch 2.11 to 2.13
 
 from tarry.errors import TarryError
@@ -63,6 +65,7 @@ def replacing(devices: Devices) -> Iterator[None]:
     finally:
         C.set_host_mode(False, False)
         for owner, name, original in reversed(replaced):
+            _get_builtin_table().pop(id(vars(owner).get(name)), None)
             if original is _ABSENT:
                 delattr(owner, name)
             else:
@@ -72,6 +75,7 @@ def replacing(devices: Devices) -> Iterator[None]:
 
 def _install(devices: Devices, replaced: list[tuple[Any, str, Any]]) -> None:
     _device_constructors()  # keeps the functions that torch has now: it must not find ours
+    _get_builtin_table()  # likewise
     for entry in entries(devices):
         owner = find(entry.owner)
         for name in entry.names:
@@ -80,11 +84,22 @@ def _install(devices: Devices, replaced: list[tuple[Any, str, Any]]) -> None:
                 continue  # this torch does not have it, so no program uses it
             own = vars(owner).get(name, _ABSENT)
             value = entry.make(own if isinstance(own, property) else _plain(owner, name, original), devices)
+            _tell_torchscript(original, value)
             replaced.append((owner, name, own))
             setattr(owner, name, value)
     if devices.target == "tarry":
         on_host = torch.device(C.real_device(0)).type == "cpu"
         C.set_host_mode(devices.source == "cpu", on_host)
+
+
+def _tell_torchscript(original: Any, value: Any) -> None:
+    """Have TorchScript compile a call of the replacement as one of the original: it knows builtin functions by their
+    addresses, and reads the source of others."""
+    builtins = _get_builtin_table()
+    if name := builtins.get(id(original)):
+        builtins[id(value)] = name
+    elif inspect.isfunction(original) and inspect.isfunction(value):
+        value.__prepare_scriptable__ = lambda: original  # type: ignore[attr-defined]
 
 
 def _plain(owner: Any, name: str, original: Any) -> Any:

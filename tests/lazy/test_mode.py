@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import io
 import threading
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -311,3 +314,33 @@ def test_a_compiler_means_the_real_device() -> None:
     with tarry.lazy_mode("cpu"):
         x = torch.ones(3)
         assert (x * 2 + 1).relu().tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("source", ["cuda", "cpu"])
+def test_a_compiled_module_is_known_as_one(source: Any) -> None:
+    with tarry.lazy_mode(source):
+        model = nn.Linear(2, 2).to("cuda" if source == "cuda" else "cpu")
+        compiled = torch.compile(model, mode="reduce-overhead")
+        assert compiled._orig_mod is model
+        assert list(compiled.state_dict()) == ["_orig_mod.weight", "_orig_mod.bias"]
+        x = torch.ones(3, 2, device=model.weight.device)
+        assert torch.equal(compiled(x).cpu(), model(x).cpu())
+        assert type(copy.deepcopy(compiled)) is type(compiled)
+        assert torch.compile(len) is len
+        assert torch.compile(fullgraph=True)(len) is len
+
+
+def _positions(x: torch.Tensor) -> torch.Tensor:
+    return F.dropout(x + torch.arange(x.size(0)), 0.5, False) + torch.ones(2) + torch.tensor(1.0)
+
+
+@pytest.mark.parametrize("source", ["cuda", "cpu"])
+def test_torchscript_compiles_what_calls_replaced_functions(source: Any) -> None:
+    for block in (tarry.lazy_mode(source), contextlib.nullcontext()):
+        with block:
+            scripted = torch.jit.script(types.FunctionType(_positions.__code__, globals(), "_positions"))
+            layers = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.Dropout()))
+            assert torch.equal(scripted(torch.ones(2)).cpu(), torch.tensor([3.0, 4.0]))
+            assert layers(torch.ones(2)).shape == (2,)
+    table = torch.jit._builtins._get_builtin_table()
+    assert table[id(torch.arange)] == "aten::arange"
