@@ -374,6 +374,7 @@ def _install() -> None:
         elif entry.kind is Kind.UNSUPPORTED:
             C.refuse_operator(entry.name)
     C.register_layouts()
+    C.register_lstm_layers()
     device.install(lambda: config.portable_checkpoints)
     distributed.install(_synchronize, C.reduction, _user_line, C.leave_outstanding, C.recorded_work)
     hooks = StepHooks(_Steps())

@@ -288,6 +288,10 @@ class Backend:
         """
         raise NotImplementedError(f"backend {self.name or type(self).__name__!r} does not define compile(graph)")
 
+    def compile_all(self, graphs: Sequence[Graph]) -> Sequence[Computation | Run]:
+        """As `compile`, for several graphs. Override it if a part of that work can be done for all of them together."""
+        return [self.compile(graph) for graph in graphs]
+
     def compile_symbolic(self, graph: Graph, symbols: Symbols) -> Computation:
         """As `compile`, for a graph in which some sizes, strides and integers are `Size`s: they stand for whatever
         their polynomials are at the values of the symbols. These values follow the numbers at each run; they are above

@@ -27,7 +27,7 @@ from tarry.ir.sizes import Symbols
 from tarry.ir.text import node_text
 from tarry.native import C
 from tarry.passes.split import Split
-from tarry.runtime.compile.composed import compile_graph
+from tarry.runtime.compile.composed import compile_graph, compile_graphs
 from tarry.runtime.compile.computations import Build, Sizes
 from tarry.runtime.data import as_typed, converts, empty, opaque_inputs, opaque_results
 from tarry.runtime.dispatch import PlainDispatch, uninterrupted
@@ -121,7 +121,7 @@ class Program:
         """Whether the native part may run it by itself: it needs no Python, and what it updates need not be copied."""
         return self._native is not None and self._proven
 
-    def serve(self, structure: C.Structure, constants: Mapping[int, PythonNumber]) -> None:
+    def register(self, structure: C.Structure, constants: Mapping[int, PythonNumber]) -> None:
         """Have the native part run this program, which is servable, by itself: for batches of this structure whose
         numbers, where they are constants to it, are these."""
         assert self._native is not None
@@ -352,7 +352,7 @@ def _check_count(results: Any, expected: int) -> None:
 
 def _compile_split(build: Build, graph: Graph, parts: Split) -> Computation:
     """A program in two parts, of which the first can run ahead."""
-    early, late = compile_graph(build, parts.early), compile_graph(build, parts.late)
+    early, late = compile_graphs(build, [parts.early, parts.late])
 
     def run(inputs: list[Any], numbers: list[PythonNumber]) -> list[Any]:
         first = early.run([inputs[k] for k in parts.early_takes], numbers)

@@ -16,7 +16,7 @@ from tarry.backends.base import Recording
 from tarry.backends.fx import FxProgram
 from tarry.backends.fx.symbolic import SymbolicFxProgram
 from tarry.backends.inductor import InductorBackend, why_not
-from tarry.backends.inductor.launch import launch_list
+from tarry.backends.inductor.launch import NotUnderstoodError, read_list
 from tarry.native import C
 from tarry.passes.specialize import specialize
 
@@ -83,8 +83,10 @@ def _launch(source: str, scope: dict[str, Any], inputs: int = 1, outputs: int = 
     graph: Any = SimpleNamespace(inputs=[None] * inputs, outputs=[None] * outputs, numbers=[])
     fields: Any = (graph, torch.device("cpu"), [], frozenset(), None)
     program = SymbolicFxProgram(*fields, symbols) if symbols else FxProgram(*fields)
-    made = launch_list(scope["call"], text, program)
-    return None if made is None else made[0]
+    try:
+        return read_list(scope["call"], text, program)[0].link()
+    except NotUnderstoodError:
+        return None
 
 
 def test_a_program_of_known_statements_is_taken() -> None:
@@ -105,13 +107,12 @@ def test_views_that_a_call_is_given_are_dropped_after_it() -> None:
     exec(text, scope)
     graph = SimpleNamespace(inputs=[None], outputs=[None], numbers=[])
     program = SimpleNamespace(graph=graph, vectors=[], in_place=frozenset())
-    made = launch_list(scope["call"], text, program)  # type: ignore[arg-type]
-    assert made is not None
-    kept = set(range(made[1].registers)) - {0}  # the input, which its caller drops
-    for instruction in made[1].instructions:
+    made, _ = read_list(scope["call"], text, program)  # type: ignore[arg-type]
+    kept = set(range(made.registers)) - {0}  # the input, which its caller drops
+    for instruction in made.instructions:
         kept -= set(instruction["drops"])
-    (result,) = made[1].results
-    last = made[1].instructions[-1]
+    (result,) = made.results
+    last = made.instructions[-1]
     assert (last["kind"], last["targets"]) == ("view", [result])
     assert kept == {result, *last["sources"]}, "the result, and what it looks at"
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -27,7 +28,8 @@ from tarry.backends.inductor.artifact import Generated
 from tarry.backends.inductor.capture import Capture
 from tarry.backends.inductor.composed import Raw, compose
 from tarry.backends.inductor.guards import Guards
-from tarry.backends.inductor.launch import launch_list
+from tarry.backends.inductor.kernels import Kernel, bind, build, uncompiled
+from tarry.backends.inductor.launch import Listing, NotUnderstoodError, read_list
 from tarry.backends.inductor.lifetimes import short_lifetimes
 from tarry.backends.inductor.numerics import as_eager_rounds, decompositions, signed_zeros
 from tarry.backends.inductor.phases import has_phases, kept_apart
@@ -50,6 +52,22 @@ class Compiled(Computation):
     """With what Inductor has made, where that is at hand."""
 
     raw: Raw | None = None
+
+
+@dataclass(frozen=True)
+class _Generated:
+    """What Inductor has made of a graph, whose kernels may not be compiled yet."""
+
+    graph: Graph
+    program: FxProgram
+    compiled: Any
+    source: Callable[[], str]
+    guards: Guards | None = None
+
+    @property
+    def function(self) -> Any:
+        """The generated code itself."""
+        return getattr(self.compiled, "current_callable", None) or self.compiled
 
 
 _lock = threading.Lock()  # Inductor's configuration is patched process-wide while a graph is compiled
@@ -104,14 +122,19 @@ class InductorBackend(Backend):
         return all(not facts(node.op).is_custom and is_native(node) for node in graph.nodes)
 
     def compile(self, graph: Graph) -> Computation:
-        with _giving_up():
+        (made,) = self.compile_all([graph])
+        return made
+
+    def compile_all(self, graphs: Sequence[Graph]) -> list[Computation]:
+        def generated(graph: Graph) -> _Generated:
             program = self._lower(graph)
             fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
             with torch.no_grad(), fake_mode:
                 examples = program.example_inputs()
-            with _lock, self._configured(graph):
-                compiled, source = _compile(program, fake_mode, examples)
-        return self._computation(graph, program, compiled, source, None)
+            with self._generating(graph):
+                return _Generated(graph, program, *_compile(program, fake_mode, examples))
+
+        return self._built(lambda: [generated(graph) for graph in graphs])
 
     def load(self, graph: Graph, data: bytes) -> Computation:
         stored = Generated.from_bytes(data)
@@ -178,30 +201,58 @@ class InductorBackend(Backend):
         return {"cudagraphs": self.cudagraphs, "device_random": self.device_random, "options": self.options}
 
     def compile_symbolic(self, graph: Graph, symbols: Symbols) -> Computation:
-        with _giving_up():
+        def generated() -> _Generated:
             program = self._lower_symbolic(graph, len(symbols))
             sizes = SymbolicSizes(symbols)
             fake_mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes.environment)
             with torch.no_grad(), fake_mode:
                 examples = program.symbolic_inputs(sizes.symbols)
-            with _lock, self._configured(graph):
-                compiled, source = _compile(program, fake_mode, examples, first=len(symbols))
-            guards = sizes.guards()
-        return self._computation(graph, program, compiled, source, guards)
+            with self._generating(graph):
+                made = _compile(program, fake_mode, examples, first=len(symbols))
+            return _Generated(graph, program, *made, sizes.guards())
 
-    def _computation(
-        self, graph: Graph, program: FxProgram, compiled: Any, source: Callable[[], str], guards: Guards | None
-    ) -> Computation:
-        function = getattr(compiled, "current_callable", None) or compiled  # the generated code itself
-        linked = launch_list(function, source(), program) if self.device == "cpu" else None
-        native, listing = linked or (None, None)
-        raw = Raw(program, function)
+        (computation,) = self._built(lambda: [generated()])
+        return computation
+
+    def _built(self, generate: Callable[[], list[_Generated]]) -> list[Computation]:
+        """The computations of what Inductor generates, with their kernels compiled. Inductor finds libraries again that
+        it has built before, also one that was being written when its process was killed: that is removed."""
+        with _giving_up(), _lock:
+            try:
+                return self._built_once(generate())
+            except Exception as error:
+                if not _remove_torn_library(str(error)):
+                    raise
+            return self._built_once(generate())
+
+    def _built_once(self, made: Sequence[_Generated]) -> list[Computation]:
+        lists = [self._read_list(each) for each in made]
+        with self._configured(made[0].graph):
+            build(kernel for _, kernels in filter(None, lists) for kernel in kernels)
+        return [self._computation(each, found) for each, found in zip(made, lists, strict=True)]
+
+    def _read_list(self, made: _Generated) -> tuple[Listing, list[Kernel]] | None:
+        try:
+            return read_list(made.function, made.source(), made.program) if self.device == "cpu" else None
+        except NotUnderstoodError:
+            return None
+
+    def _computation(self, made: _Generated, found: tuple[Listing, list[Kernel]] | None) -> Computation:
+        program, native, listing = made.program, None, None
+        if found is not None:
+            with contextlib.suppress(NotUnderstoodError):
+                placed = found[0].placed(found[1])
+                native, listing = placed.link(), placed
+        if native is None:
+            with self._configured(made.graph):
+                bind(made.function)
+        raw = Raw(program, made.function)
         run, native = self._runnable(raw, native)
 
         def artifact() -> bytes:
-            return Generated.of(compiled, program.in_place, listing, guards).to_bytes()
+            return Generated.of(made.compiled, program.in_place, listing, made.guards).to_bytes()
 
-        return Compiled(run, graph, program.in_place, source, native, artifact, guards, raw)
+        return Compiled(run, made.graph, program.in_place, made.source, native, artifact, made.guards, raw)
 
     @contextlib.contextmanager
     def _configured(self, graph: Graph) -> Iterator[None]:
@@ -210,23 +261,46 @@ class InductorBackend(Backend):
         options = {
             "size_asserts": False,  # the runtime checks the inputs by the structure of the graph
             "fallback_random": not self.device_random,
-            **_known_instructions(self.device),
             **short_lifetimes(self.device, graph),
             **as_eager_rounds(),
             **self.options,
         }
-        with config.patch(options), signed_zeros():
+        with config.patch(options), _known_instructions(self.device), signed_zeros():
+            yield
+
+    @contextlib.contextmanager
+    def _generating(self, graph: Graph) -> Iterator[None]:
+        """Within the block, Inductor generates code, and compiles no kernels for a CPU."""
+
+        @contextlib.contextmanager
+        def configured() -> Iterator[None]:
+            with _lock, self._configured(graph):
+                yield
+
+        later = uncompiled(configured) if self.device == "cpu" else contextlib.nullcontext()
+        with self._configured(graph), later:
             yield
 
 
-def _known_instructions(device: str) -> dict[str, Any]:
-    """Vector instructions are used if the processor has them. Inductor would also compile and load a library for each
-    set of them, in processes of their own, which takes longer than a small graph does. Every compiler that can build
-    tarry's native part knows them, and a kernel that cannot be built sends the step to the reference path."""
-    from torch._inductor import config
+@contextlib.contextmanager
+def _known_instructions(device: str) -> Iterator[None]:
+    """Within the block, vector instructions are used if the processor has them. Inductor would also compile and load a
+    library for each set of them, in processes of their own, which takes longer than a small graph does. Every compiler
+    that can build tarry's native part knows them, and a kernel that cannot be built sends the step to the reference
+    path."""
+    from torch._inductor import config, cpu_vec_isa
 
-    is_asked = torch.device(device).type == "cpu" and getattr(config.cpp, "vec_isa_ok", False) is None
-    return {"cpp.vec_isa_ok": True} if is_asked and platform.machine() in ("x86_64", "AMD64") else {}
+    asked = torch.device(device).type == "cpu" and getattr(config.cpp, "vec_isa_ok", False) is None
+    if not asked or platform.machine() not in ("x86_64", "AMD64"):
+        yield
+        return
+    # Two sets beyond AVX512's first are tried whatever the setting says.
+    sets = (("VecAVX512", "_avx512_bf16_code"), ("VecAVX512VNNI", "_avx512_vnni_code"))
+    known = {getattr(getattr(cpu_vec_isa, name, None), code, None) for name, code in sets}
+    check = cpu_vec_isa.VecISA.check_build
+    trusted = mock.patch.object(cpu_vec_isa.VecISA, "check_build", lambda isa, code: code in known or check(isa, code))
+    with config.patch({"cpp.vec_isa_ok": True}), trusted:
+        yield
 
 
 @contextlib.contextmanager
@@ -259,17 +333,6 @@ def why_not(device: str) -> str:
     return ""
 
 
-def _compile(program: FxProgram, fake_mode: FakeTensorMode, examples: list[Any], first: int = 0) -> tuple[Any, Any]:
-    """Compile an FX graph; the inputs of the IR graph come from position `first` on. Inductor finds libraries again
-    that it has built before, also one that was being written when its process was killed."""
-    try:
-        return _compile_once(program, fake_mode, examples, first)
-    except Exception as error:
-        if not _remove_torn_library(str(error)):
-            raise
-    return _compile_once(program, fake_mode, examples, first)
-
-
 def _remove_torn_library(message: str) -> bool:
     """Remove the library of Inductor's cache that could not be loaded, if this is what a message says."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
@@ -286,7 +349,8 @@ def _remove_torn_library(message: str) -> bool:
     return True
 
 
-def _compile_once(program: FxProgram, fake_mode: FakeTensorMode, examples: list[Any], first: int) -> tuple[Any, Any]:
+def _compile(program: FxProgram, fake_mode: FakeTensorMode, examples: list[Any], first: int = 0) -> tuple[Any, Any]:
+    """Have Inductor generate code for an FX graph; the inputs of the IR graph come from position `first` on."""
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes

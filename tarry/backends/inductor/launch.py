@@ -17,7 +17,7 @@ import ast
 import ctypes
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ import torch
 from tarry.backends.fx import FxProgram
 from tarry.backends.fx.opaque import called_exactly, keep_mask
 from tarry.backends.fx.symbolic import SymbolicFxProgram
+from tarry.backends.inductor.kernels import Kernel
 from tarry.ir.sizes import Polynomial
 from tarry.native import C
 
@@ -59,6 +60,15 @@ class Listing:
     integers: list[list[tuple[int, list[int]]]]  # polynomials of the symbols, if sizes vary
     numbers: int  # of the graph; the symbols follow them
 
+    def placed(self, kernels: Sequence[Kernel]) -> Listing:
+        """With the libraries of its kernels."""
+        libraries = list(dict.fromkeys(kernel.library for kernel in kernels))
+        instructions = [
+            {**made, "library": libraries.index(kernels[made["library"]].library)} if made["kind"] == "kernel" else made
+            for made in self.instructions
+        ]
+        return replace(self, libraries=libraries, instructions=instructions)
+
     def link(self) -> Any:
         """The native program. Raises NotUnderstoodError if an argument is one that only Python would convert."""
         loaded = [ctypes.CDLL(path) for path in self.libraries]
@@ -82,17 +92,10 @@ class Listing:
             raise NotUnderstoodError(str(error)) from None
 
 
-def launch_list(function: Callable[..., Any], source: str, program: FxProgram) -> tuple[Any, Listing] | None:
-    """The native program for the function that Inductor has generated, and the list that it was made from; None if the
-    function has statements of other forms."""
-    try:
-        listing = _translate(function, source, program)
-        return listing.link(), listing
-    except NotUnderstoodError:
-        return None
-
-
-def _translate(function: Callable[..., Any], source: str, program: FxProgram) -> Listing:
+def read_list(function: Callable[..., Any], source: str, program: FxProgram) -> tuple[Listing, list[Kernel]]:
+    """The list of the function that Inductor has generated, and its kernels: the "library" of a "kernel" instruction is
+    the number of one of them until the list is `placed`. Raises NotUnderstoodError if the function has statements of
+    other forms."""
     scope = getattr(function, "__globals__", None)
     body = _body(source)
     if scope is None or body is None:
@@ -107,20 +110,19 @@ def _translate(function: Callable[..., Any], source: str, program: FxProgram) ->
     constants, instructions, count = reader.finish()
     _mark_overwrites(instructions, inputs, _writable_pointers(source))
     outputs = len(program.graph.outputs)
-    vectors = [(vector.dtype, vector.indices) for vector in program.vectors]
-    returned = [k for k in range(outputs) if k not in program.in_place]
-    return Listing(
+    listing = Listing(
         registers=count,
-        vectors=vectors,
+        vectors=[(vector.dtype, vector.indices) for vector in program.vectors],
         instructions=instructions,
         constants=constants,
         results=reader.results,
-        returned=returned,
+        returned=[k for k in range(outputs) if k not in program.in_place],
         outputs=outputs,
-        libraries=reader.libraries,
+        libraries=[],
         integers=[[(factor, list(product)) for factor, product in each.terms] for each in reader.integers],
         numbers=len(program.graph.numbers),
     )
+    return listing, reader.kernels
 
 
 def _writable_pointers(source: str) -> dict[str, list[bool]]:
@@ -190,7 +192,7 @@ class _Reader:
         self._passing: list[int] = []  # views that a statement has made for its arguments alone
         self._count = parameters
         self._instructions: list[dict[str, Any]] = []
-        self.libraries: list[str] = []
+        self.kernels: list[Kernel] = []
         self.results: list[int] | None = None
 
     def finish(self) -> tuple[list[torch.Tensor], list[dict[str, Any]], int]:
@@ -295,8 +297,7 @@ class _Reader:
 
     def _call(self, call: ast.Call, targets: tuple[str, ...]) -> None:
         function = self._object(call.func)
-        library = _kernel_library(function)
-        if library is not None:
+        if isinstance(function, Kernel):
             if targets or call.keywords:
                 raise NotUnderstoodError("a kernel with a result")
             if len(call.args) > MAX_POINTERS:
@@ -309,8 +310,8 @@ class _Reader:
                 "kernel",
                 [],
                 [self._register(each) for each in pointers],
-                library=self._library(library),
-                symbol=KERNEL,
+                library=self._kernel(function),
+                symbol=function.symbol,
                 name=call.func.id if isinstance(call.func, ast.Name) else "",
                 integers=[self._index_of(self._integer(argument)) for argument in numbers],
             )
@@ -466,10 +467,10 @@ class _Reader:
                 return torch.device(where)
         raise NotUnderstoodError(ast.dump(value)[:200])
 
-    def _library(self, path: str) -> int:
-        if path not in self.libraries:
-            self.libraries.append(path)
-        return self.libraries.index(path)
+    def _kernel(self, kernel: Kernel) -> int:
+        if kernel not in self.kernels:
+            self.kernels.append(kernel)
+        return self.kernels.index(kernel)
 
     def _new(self) -> int:
         self._count += 1
@@ -481,7 +482,6 @@ class _Reader:
 
 NOWHERE = 2**32 - 1  # as in csrc/execute/program.h
 MAX_POINTERS = 2048
-KERNEL = "kernel"  # what Inductor calls the function of a library
 
 
 def _moved(argument: Any, moved: Callable[[int], int]) -> Any:
@@ -497,12 +497,6 @@ def _literal(value: ast.expr) -> Any:
         return ast.literal_eval(value)
     except ValueError as error:
         raise NotUnderstoodError(str(error)) from None
-
-
-def _kernel_library(function: Any) -> str | None:
-    """The library behind a Python binding of a compiled kernel, which has the kernel as a C function."""
-    library = getattr(getattr(function, "__self__", None), "__file__", None)
-    return library if library is not None and getattr(function, "__name__", "") == KERNEL else None
 
 
 def _address(library: ctypes.CDLL, symbol: str) -> int:

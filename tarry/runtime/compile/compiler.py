@@ -72,7 +72,7 @@ class Compiler:
             builder = GraphBuilder()
             x = builder.input(TensorType.contiguous(torch.float32, (4,)))
             graph = builder.finish([builder.one("aten::neg", (x,), x.type)], [None])
-            self.submit(lambda: self._process.compile(backend, graph))
+            self.submit(lambda: self._process.compile(backend, [graph]))
 
     @property
     def queue_full(self) -> bool:

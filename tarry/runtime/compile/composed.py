@@ -18,16 +18,31 @@ from tarry.runtime.compile.jobs import yield_to_user
 def compile_graph(build: Build, graph: Graph, sizes: Sizes | None = None) -> Computation:
     """The computation of a graph, in pieces if enough of it repeats. `sizes`: of one whose sizes vary, which stays
     whole."""
-    backend = build.backend
-    found = pieces(graph) if sizes is None and config.compile_pieces and backend.capabilities.pieces else None
-    yield_to_user()
-    if found is None:
+    if sizes is not None:
         return build.computation(graph, sizes)
-    parts = [build.computation(piece) for piece in found.graphs]
+    (made,) = compile_graphs(build, [graph])
+    return made
+
+
+def compile_graphs(build: Build, graphs: Sequence[Graph]) -> list[Computation]:
+    """As `compile_graph`, for several graphs of a step, whose pieces are compiled together."""
+    backend = build.backend
+    split = config.compile_pieces and backend.capabilities.pieces
+    found = [pieces(graph) if split else None for graph in graphs]
+    yield_to_user()
+    wanted = [(graph,) if made is None else made.graphs for graph, made in zip(graphs, found, strict=True)]
+    computations = iter(build.computations([graph for each in wanted for graph in each]))
+    parts = [[next(computations) for _ in each] for each in wanted]
+    return [
+        made[0] if cut is None else _joined(build, graph, cut, made)
+        for graph, cut, made in zip(graphs, found, parts, strict=True)
+    ]
+
+
+def _joined(build: Build, graph: Graph, made: Pieces, parts: Sequence[Computation]) -> Computation:
     reason = f"{len(parts)} kinds of pieces repeat in it"
-    place = build.recording.place
-    events.emit("pieces", calls=len(found.calls), kinds=len(parts), reason=reason, **place)
-    return backend.compose(graph, found, parts) or _composed(graph, found, parts)
+    events.emit("pieces", calls=len(made.calls), kinds=len(parts), reason=reason, **build.recording.place)
+    return build.backend.compose(graph, made, parts) or _composed(graph, made, parts)
 
 
 def _composed(graph: Graph, made: Pieces, parts: Sequence[Computation]) -> Computation:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -117,38 +118,55 @@ class Build:
         reasons.say(reason, self.recording.lines, self.recording.num_operations)
 
     def computation(self, graph: Graph, sizes: Sizes | None = None) -> Computation:
-        """The computation of a graph: one for all that are equal. `sizes`: of one whose sizes vary."""
-        if sizes is not None:
-            return self._found_or_made(graph, sizes)
-        alike = replace(graph, nodes=tuple(replace(node, site=None) for node in graph.nodes))
-        if alike not in self._made:
-            self._made[alike] = self._found_or_made(graph, None)
-        return self._made[alike]
+        """The computation of a graph. `sizes`: of one whose sizes vary."""
+        (made,) = self.computations([graph]) if sizes is None else self._found_or_made([graph], sizes)
+        return made
 
-    def _found_or_made(self, graph: Graph, sizes: Sizes | None) -> Computation:
+    def computations(self, graphs: Sequence[Graph]) -> list[Computation]:
+        """The computations of several graphs, one for all that are equal."""
+        alike = [replace(graph, nodes=tuple(replace(node, site=None) for node in graph.nodes)) for graph in graphs]
+        new = dict(zip(alike, graphs, strict=True))
+        for known in self._made.keys() & new.keys():
+            del new[known]
+        self._made.update(zip(new, self._found_or_made(list(new.values()), None), strict=True))
+        return [self._made[graph] for graph in alike]
+
+    def _found_or_made(self, graphs: Sequence[Graph], sizes: Sizes | None) -> list[Computation]:
+        """Computations out of the store; those that it does not have are made together, and kept there."""
         store = store_for(self.backend)
-        found, free = (None, None) if store is None else self._look_up(store, graph, sizes)
-        if store is None or free is None:
-            return found or self._make(graph, sizes)[0]
-        with store.claim(free, limits.CLAIM_SECONDS, self.recording.place):
-            if store.has(free):  # another process has made it meanwhile
-                found, free = self._look_up(store, graph, sizes)
-            if found is not None:
-                return found
-            made, artifact = self._make(graph, sizes)
-            if free is not None and (artifact := artifact or self._artifact(made)) is not None:
-                store.put(free, artifact, self.recording.place)
-            return made
+        if store is None:
+            return self._make(graphs, sizes)[0]
+        looked_up = [self._look_up(store, graph, sizes) for graph in graphs]
+        made = {k: found for k, (found, _) in enumerate(looked_up) if found is not None}
+        free = {k: identity for k, (found, identity) in enumerate(looked_up) if found is None and identity is not None}
+        with ExitStack() as claims:
+            # In an order that all processes have, so that no two wait for each other.
+            for k, identity in sorted(free.items(), key=lambda item: item[1].key):
+                claims.enter_context(store.claim(identity, limits.CLAIM_SECONDS, self.recording.place))
+                if store.has(identity):  # another process has made it meanwhile
+                    found, _ = self._look_up(store, graphs[k], sizes)
+                    made |= {} if found is None else {k: found}
+            missing = [k for k in range(len(graphs)) if k not in made]
+            computations, artifacts = self._make([graphs[k] for k in missing], sizes)
+            for k, computation, artifact in zip(missing, computations, artifacts, strict=True):
+                made[k] = computation
+                if k in free and (data := artifact or self._artifact(computation)) is not None:
+                    store.put(free[k], data, self.recording.place)
+        return [made[k] for k in range(len(graphs))]
 
-    def _make(self, graph: Graph, sizes: Sizes | None) -> tuple[Computation, bytes | None]:
-        """The computation of a graph for which there is no program, and the program that came from the worker."""
+    def _make(self, graphs: Sequence[Graph], sizes: Sizes | None) -> tuple[list[Computation], Sequence[bytes | None]]:
+        """The computations of graphs for which there is no program, and the programs that came from the worker."""
+        if not graphs:
+            return [], []
         if not self.announced:
             self.announce(self.reason)
         if not self.compiled:
             events.emit("compiling", **self.described())
-        self.compiled += 1
-        remote = self._compile_elsewhere(graph, sizes)
-        return (self._compile_here(graph, sizes) if remote is None else self._loaded(graph, remote)), remote
+        self.compiled += len(graphs)
+        remote = self._compile_elsewhere(graphs, sizes)
+        if remote is None:
+            return self._compile_here(graphs, sizes), [None] * len(graphs)
+        return [self._loaded(graph, data) for graph, data in zip(graphs, remote, strict=True)], remote
 
     def _look_up(self, store: Store, graph: Graph, sizes: Sizes | None) -> tuple[Computation | None, Identity | None]:
         """The stored program, or where to keep the one that has to be compiled, if there is room for it."""
@@ -182,19 +200,22 @@ class Build:
     def _loaded(self, graph: Graph, data: bytes) -> Computation:
         return checked(self.backend, graph, self.backend.load(graph, data))
 
-    def _compile_elsewhere(self, graph: Graph, sizes: Sizes | None) -> bytes | None:
+    def _compile_elsewhere(self, graphs: Sequence[Graph], sizes: Sizes | None) -> list[bytes] | None:
         if self._process is None or not _is_portable(self.backend):
             return None
         try:
-            return self._process.compile(self.backend, graph, None if sizes is None else sizes.exemplary)
+            return self._process.compile(self.backend, graphs, None if sizes is None else sizes.exemplary)
         except CannotError as error:
             events.emit("compile_here", backend=self.backend.name, reason=str(error), **self.recording.place)
             return None
 
-    def _compile_here(self, graph: Graph, sizes: Sizes | None) -> Computation:
+    def _compile_here(self, graphs: Sequence[Graph], sizes: Sizes | None) -> list[Computation]:
         backend = self.backend
-        made = backend.compile(graph) if sizes is None else backend.compile_symbolic(graph, sizes.exemplary)
-        return checked(backend, graph, made)
+        if sizes is None:
+            made = backend.compile_all(graphs)
+        else:
+            made = [backend.compile_symbolic(graph, sizes.exemplary) for graph in graphs]
+        return [checked(backend, graph, each) for graph, each in zip(graphs, made, strict=True)]
 
     def _artifact(self, made: Computation) -> bytes | None:
         """The program as bytes. One that cannot be stored is as good as any in this process."""

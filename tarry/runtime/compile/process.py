@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -51,14 +52,14 @@ class CompileProcess:
         self._stopped = False
         self._useless = ""  # why no worker can be started
 
-    def compile(self, backend: Backend, graph: Graph, symbols: Symbols | None = None) -> bytes:
-        """The artifact of the program; of a graph whose sizes vary, `symbols` are those of the graph at hand. Raises
-        CannotError, StoppedError, or what the compiler raised."""
+    def compile(self, backend: Backend, graphs: Sequence[Graph], symbols: Symbols | None = None) -> list[bytes]:
+        """The artifacts of the programs; of graphs whose sizes vary, `symbols` are those at hand. Raises CannotError,
+        StoppedError, or what the compiler raised."""
         recipe = backend.recipe()
         if recipe is None:
             raise CannotError(f"backend {backend.name!r} has no recipe")
         kind = type(backend)
-        request = (kind.__module__, kind.__qualname__, recipe, to_text(graph), symbols)
+        request = (kind.__module__, kind.__qualname__, recipe, [to_text(graph) for graph in graphs], symbols)
         with self._lock:
             self._busy, self._stopped = True, False
         try:
@@ -67,7 +68,7 @@ class CompileProcess:
             with self._lock:
                 self._busy = False
 
-    def _ask(self, request: tuple[Any, ...]) -> bytes:
+    def _ask(self, request: tuple[Any, ...]) -> list[bytes]:
         how = ""
         for _ in range(limits.WORKER_ATTEMPTS):
             self._ensure_started()
@@ -181,9 +182,9 @@ class CompileProcess:
                 process.wait(limits.WORKER_KILL_SECONDS)  # reap it, so that `poll()` reports it dead
 
 
-def _result(outcome: str, payload: Any, trace: str) -> bytes:
+def _result(outcome: str, payload: Any, trace: str) -> list[bytes]:
     if outcome == "done":
-        return bytes(payload)
+        return list(payload)
     if outcome == "cannot":
         raise CannotError(payload)
     if outcome == "unsupported":

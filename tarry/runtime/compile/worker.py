@@ -12,13 +12,14 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from tarry.backends.base import Backend, Computation
+from tarry.backends.base import Backend, Computation, Run
 from tarry.errors import IRError, Unsupported
 from tarry.ir.sizes import Symbols
 from tarry.ir.text import parse
@@ -26,21 +27,26 @@ from tarry.runtime import limits
 from tarry.runtime.dispatch import compiling
 
 
-def answer(module: str, name: str, recipe: Any, text: str, symbols: Symbols | None) -> tuple[str, Any, str]:
-    """Compile one graph: the outcome, the program or a reason, and a traceback. What "cannot" be done here has to be
+def answer(module: str, name: str, recipe: Any, texts: Sequence[str], symbols: Symbols | None) -> tuple[str, Any, str]:
+    """Compile graphs: the outcome, the programs or a reason, and a traceback. What "cannot" be done here has to be
     done by the process that asks."""
     try:
         backend: Backend = getattr(import_module(module), name).from_recipe(recipe)
-        graph = parse(text)
+        graphs = [parse(text) for text in texts]
     except (ImportError, AttributeError, IRError) as error:  # a class of the program itself, a custom operator
         return "cannot", str(error), ""
     try:
         with compiling():
-            made = backend.compile(graph) if symbols is None else backend.compile_symbolic(graph, symbols)
-            if not isinstance(made, Computation) or made.artifact is None:
+            made: Sequence[Computation | Run]
+            if symbols is None:
+                made = backend.compile_all(graphs)
+            else:
+                made = [backend.compile_symbolic(graph, symbols) for graph in graphs]
+            artifacts = [each.artifact for each in made if isinstance(each, Computation) and each.artifact is not None]
+            if len(artifacts) < len(graphs):
                 return "cannot", f"backend {backend.name!r} gave no artifact", ""
             try:
-                return "done", made.artifact(), ""
+                return "done", [artifact() for artifact in artifacts], ""
             except Exception as error:
                 return "cannot", f"its program cannot be stored: {error}", ""
     except Unsupported as error:
