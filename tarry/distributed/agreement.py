@@ -79,7 +79,7 @@ class Agreement:
         self._watch = Watch(self._key, self._ranks, begun)
         self._channel = _channel_of(process_group)
         self._agreed = 0  # calls to come that the ranks have compared
-        self._told = False
+        self._failure: CollectiveError | None = None  # the last one; the other ranks have been told
         self._failures: dict[float, CollectiveError] = {}
         self._checks = (
             self.size > 1 and os.environ.get("TARRY_CHECK_COLLECTIVES", "1") != "0" and self._channel is not None
@@ -90,10 +90,10 @@ class Agreement:
         if ticket in self._failures:
             raise self._failures[ticket]
         if ticket not in self.calls:
-            raise CollectiveError(
-                "a recorded collective would run a second time, because the program of its step failed after it had "
-                "run. Other ranks would not run it again. Start all ranks from a checkpoint."
-            )
+            again = "A collective of this step has run, and other ranks would not run it a second time"
+            if self._failure is not None:  # of one that came after it
+                raise CollectiveError(f"{self._failure}\n{again}. Start all ranks from a checkpoint.")
+            raise CollectiveError(f"the program of a step failed. {again}. Start all ranks from a checkpoint.")
         skipped = [earlier for earlier in self.calls if earlier < ticket]
         missing = self.calls[skipped[0]] if skipped else None
         for earlier in skipped:
@@ -103,8 +103,8 @@ class Agreement:
         begun = Begun(self.calls[ticket], self._watch.begin(str(self.calls[ticket])))
         if self._checks and not self._agreed:
             self._agreed = self._compare(begun)
-            if self._told:  # that it has failed: the ranks have found together again
-                self._told = False
+            if self._failure is not None:  # the ranks have found together again
+                self._failure = None
                 self._watch.recover()
         self._agreed = max(0, self._agreed - 1)
         del self.calls[ticket]
@@ -157,7 +157,8 @@ class Agreement:
             reason = reason_of(error)
             self._failures[ticket] = CollectiveError(f"{call} failed: {reason}" if call else reason)
             self.calls.pop(ticket, None)
-            self._told = True
+            if call or self._failure is None:
+                self._failure = self._failures[ticket]
             self._watch.fail(str(self._failures[ticket]))
         return self._failures[ticket]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 _BITWISE = ("BAND", "BOR", "BXOR")
 _WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64)
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-MOVED = {*_WHOLE, *_FLOATING}
+MOVED = frozenset((*_WHOLE, *_FLOATING))
 """The dtypes that gloo knows."""
 
 

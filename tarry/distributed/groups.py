@@ -158,7 +158,7 @@ def group_of(process_group: dist.ProcessGroup) -> Group:
     for group in _state.groups.values():
         if group.process_group is process_group or group.process_group.group_name == process_group.group_name:
             return group
-    name = str(len(_state.groups))
+    name = next(name for name in map(str, itertools.count()) if name not in _state.groups)
     return _state.groups.setdefault(name, Group(name, process_group))
 
 
@@ -219,6 +219,13 @@ def of_other_threads() -> bool:
 def running() -> bool:
     """Whether a recorded collective runs on this thread."""
     return getattr(_thread, "running", False)
+
+
+def forget_group(process_group: dist.ProcessGroup) -> None:
+    """A group was destroyed, and others live on. The next group gets its name here, and with it its programs."""
+    for name, group in list(_state.groups.items()):
+        if group.process_group is process_group:
+            del _state.groups[name]
 
 
 def forget_groups() -> None:

@@ -214,6 +214,8 @@ class Kernels:
             plain(group)
             if not dist.is_initialized():
                 groups.forget_groups()
+            elif isinstance(group, dist.ProcessGroup):
+                groups.forget_group(group)
 
         destroy_process_group.__doc__ = plain.__doc__
         return destroy_process_group

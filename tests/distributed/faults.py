@@ -247,6 +247,7 @@ class Run:
             for rank in range(self.size):
                 environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(self.size), "MASTER_PORT": port}
                 environment |= {"MASTER_ADDR": "127.0.0.1", "TARRY_BACKEND": self.backend, "OMP_NUM_THREADS": "1"}
+                environment["PYTHONFAULTHANDLER"] = "1"
                 command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, "rank", *map(str, arguments)]
                 with (folder / f"errors {rank}").open("w") as errors:
                     ranks.append(subprocess.Popen(command, env=environment, stdout=errors, stderr=errors))
@@ -255,6 +256,9 @@ class Run:
             while len(ends) < self.size and time.time() - began < limit:
                 ends |= {k: time.time() for k, rank in enumerate(ranks) if k not in ends and rank.poll() is not None}
                 time.sleep(0.05)
+            for rank_ in ranks:
+                rank_.send_signal(signal.SIGABRT)  # has a rank that hangs print where
+            time.sleep(1)
             for rank_ in ranks:
                 rank_.kill()
                 rank_.wait()
@@ -267,7 +271,7 @@ class Run:
     def _outcome(self, rank: int, ends: dict[int, float], fault: float, code: int, folder: Path) -> str:
         errors = (folder / f"errors {rank}").read_text(errors="replace")
         if rank not in ends:
-            return f"HANGS {errors[-2000:]}"
+            return f"HANGS {errors[-4000:]}"
         if not fault:
             return f"ended before the fault: {errors[-2000:]}"
         seconds = f"{ends[rank] - fault:5.1f} s"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +18,7 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 
 import tarry
-from tarry.distributed import operators
+from tarry.distributed import groups, operators
 from tarry.ir.operators import COLLECTIVES
 from tests.distributed.world import run
 
@@ -353,6 +355,24 @@ def dtypes_that_gloo_does_not_know_are_moved(device: str) -> list[Tensor]:
         dist.gather(given(3), outputs[1] if dist.get_rank() == 0 else None)
         results += outputs[1]
     return [result.cpu().to(torch.complex64) for result in results]
+
+
+@case
+def groups_that_come_and_go(device: str) -> Tensor:
+    """Nothing keeps a group that was destroyed: it has threads and connections."""
+    x = numbers(3).to(device)
+    kept = len(groups._state.groups)
+    alive = []
+    for _ in range(3):
+        group = dist.new_group([0, 1])
+        dist.all_reduce(x, group=group)
+        alive.append(weakref.ref(group))
+        dist.destroy_process_group(group)
+        del group
+    gc.collect()
+    assert len(groups._state.groups) == kept
+    assert device == "cpu" or not any(each() for each in alive)
+    return x
 
 
 @case

@@ -173,3 +173,35 @@ def cut_elsewhere() -> list[float]:
 
 def test_steps_may_be_cut_at_other_places(tmp_path: Path) -> None:
     assert run(cut_elsewhere, tmp_path) == [[1.0, 1.0]] * 2
+
+
+def a_rank_that_dies_between_two_collectives_of_a_step() -> str:
+    from tarry.distributed import groups
+
+    tarry.config.compile = "wait"
+    dist.init_process_group()
+    start = groups.Group.run
+
+    def dies(self: groups.Group, *args: Any) -> None:
+        if "broadcast" in str(next(iter(self._agreement.calls.values()))):
+            time.sleep(2)  # the first one is done
+            os.kill(os.getpid(), 9)
+        start(self, *args)
+
+    message = ""
+    for k in range(3):
+        x, y = torch.ones(100_000, device="tarry"), torch.ones(100_000, device="tarry")
+        dist.all_reduce(x)
+        z = (x * 2).sin()
+        dist.broadcast(y, 0)
+        if k == 2 and dist.get_rank() == 1:
+            groups.Group.run = dies  # type: ignore[method-assign]
+        message = error_of((z + y).cpu)
+    return message
+
+
+def test_the_error_of_a_compiled_step_says_what_has_failed_first(tmp_path: Path) -> None:
+    survivor, dead = run(a_rank_that_dies_between_two_collectives_of_a_step, tmp_path, backend="torchscript")
+    assert dead is None
+    assert "broadcast of float32[100000], root 0 at" in survivor
+    assert "another rank has ended" in survivor
