@@ -19,6 +19,7 @@
 #include "core/fault.h"
 #include "device/hooks.h"
 #include "device/lend.h"
+#include "device/lstm.h"
 #include "record/host_mode.h"
 #include "record/memory.h"
 #include "core/numbers.h"
@@ -69,6 +70,7 @@ void bind_settings(py::module& m) {
   m.def("register_operator", &register_operator);
   m.def("refuse_operator", &refuse_operator);
   m.def("register_layouts", &register_layouts);
+  m.def("register_lstm_layers", &register_lstm_layers);
   m.def(
       "set_callbacks",
       [](py::object sync, py::object batch, py::object failure, py::object diagnose, py::object fallback, py::object read,

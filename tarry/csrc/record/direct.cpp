@@ -136,8 +136,9 @@ bool DirectCall::note_argument(const c10::IValue& value, const Argument& declare
   }
   if (declared.kind == ArgKind::TensorList && value.isList()) {
     const auto items = value.toListRef();
-    return std::all_of(
-        items.begin(), items.end(), [&](const c10::IValue& item) { return item.isNone() || note_tensor(item.toTensor(), declared); });
+    return std::all_of(items.begin(), items.end(), [&](const c10::IValue& item) {
+      return item.isNone() || note_tensor(item.toTensor(), declared);
+    });
   }
   if (value.isDevice() && value.toDevice().type() == c10::DeviceType::PrivateUse1 && !state_) {
     state_ = &device_state(value.toDevice().index());
@@ -258,8 +259,6 @@ void DirectCall::call() {
       value = real_argument(value, op_.arguments[i]);
     }
   }
-  const PlainDispatch plain;
-  const CountedMemory counted(state_->index);
   std::optional<SeededCall> seeded;
   if (draws) {
     seeded.emplace(op_, draw_seed(given, state_->index), stack_, real_device(state_->index));
@@ -296,7 +295,7 @@ c10::IValue DirectCall::adopt(c10::IValue result) const {
 }
 
 at::Tensor DirectCall::wrap(at::Tensor real) const {
-  at::Tensor ours = wrap_real(*state_, std::move(real));
+  at::Tensor ours = wrap_plainly(*state_, std::move(real));
   storage_of(ours.unsafeGetTensorImpl())->made_in = stretch_;
   return ours;
 }
@@ -311,6 +310,8 @@ bool DirectCall::run() {
   if (!is_on() || !take_contents(op)) {
     return false;
   }
+  const PlainDispatch plain;
+  const CountedMemory counted(state_->index);
   call();
   for (size_t i = first_; i < stack_.size(); ++i) {
     stack_[i] = adopt(std::move(stack_[i]));

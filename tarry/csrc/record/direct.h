@@ -39,6 +39,9 @@ bool update_directly(
     c10::ArrayRef<const Operator*> ops, c10::ArrayRef<DirectList> lists,
     c10::function_ref<void(std::vector<std::vector<at::Tensor>>&)> update);
 
+// As wrap_real() (core/graph.h), for a caller that computes plainly for the device already.
+at::Tensor wrap_plainly(DeviceState& state, at::Tensor real);
+
 // A batch was computed, which the operators of this stretch had recorded. Under no lock.
 void note_computed(DeviceState& state, uint64_t stretch, bool by_reference);
 // A stretch ends, for this reason: if it has direct calls, decides whether those that follow are direct. Under no lock.
