@@ -1,12 +1,16 @@
-// Batches as Python sees them: as objects, and as plain data, from which tarry/ir/build.py makes a graph.
+// Batches as Python sees them: as objects, and as plain data, from which tarry/ir/build.py makes a graph; and who serves them.
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/tensor_memoryformats.h>
 
+#include <unordered_map>
+
 #include "bind/bind.h"
 #include "core/arguments.h"
 #include "core/switches.h"
+#include "device/hooks.h"
+#include "execute/event_log.h"
 #include "execute/executor.h"
 #include "execute/outline.h"
 #include "execute/serve.h"
@@ -259,6 +263,130 @@ void commit(Batch& batch, std::vector<std::optional<at::Tensor>> results) {
   batch.commit_results(std::move(outputs));
 }
 
+// ---- steps that are served without Python, and their log
+
+c10::IValue number_of(py::handle number) {
+  PyObject* const object = number.ptr();
+  return PyBool_Check(object) ? c10::IValue(number.cast<bool>())
+      : PyLong_Check(object)  ? c10::IValue(number.cast<int64_t>())
+      : PyFloat_Check(object) ? c10::IValue(number.cast<double>())
+                              : c10::IValue(number.cast<c10::complex<double>>());
+}
+
+// Waits without the GIL, and lets signal handlers run meanwhile. False if that took longer than `timeout` seconds, if one is given.
+bool acquire(StepLock& lock, double timeout) {
+  constexpr std::chrono::milliseconds kPoll{50};
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout);
+  while (!lock.mutex.try_lock()) {
+    if (timeout >= 0 && std::chrono::steady_clock::now() >= until) {
+      return false;
+    }
+    {
+      py::gil_scoped_release release;
+      if (lock.mutex.try_lock_for(kPoll)) {
+        return true;
+      }
+    }
+    if (PyErr_CheckSignals() != 0) {
+      throw py::error_already_set();
+    }
+  }
+  return true;
+}
+
+void bind_serving(py::module& m) {
+  py::class_<StepLock, std::unique_ptr<StepLock, py::nodelete>>(
+      m, "StepLock", "Held by the thread that computes a step, which may take it again.")
+      .def("acquire", &acquire, py::arg("timeout") = -1.0)
+      .def("release", [](StepLock& lock) { lock.mutex.unlock(); })
+      .def("__enter__", [](StepLock& lock) { acquire(lock, -1); })
+      .def("__exit__", [](StepLock& lock, py::object, py::object, py::object) { lock.mutex.unlock(); })
+      .def_readwrite("in_step", &StepLock::in_step, "The thread that holds it is in the middle of a step.");
+  m.def("step_lock", &step_lock, py::return_value_policy::reference);
+  m.def(
+      "set_watched",
+      [](const std::string& watcher, bool watches) {
+        static const std::unordered_map<std::string, Watcher> watchers{
+            {"subscriber", Watcher::Subscriber},
+            {"observer", Watcher::Observer},
+            {"closure", Watcher::Closure},
+            {"fallback", Watcher::Fallback},
+            {"writer", Watcher::Writer}};
+        set_watched(watchers.at(watcher), watches);
+      },
+      "Whether a Watcher has to see each step as it happens: Python then serves all of them.");
+  m.def("set_compiling", &set_compiling, "Whether a backend compiles on this thread.");
+  m.def("is_compiling", &is_compiling);
+  m.def("set_small_step", &set_small_step, py::arg("operations"), py::arg("bytes"));
+  m.def(
+      "serve",
+      [](int device, const std::string& reason, bool awaited) {
+        check_fork();
+        return serve(state_of(device), reason.c_str(), awaited);
+      },
+      "Computes what is pending. False, and nothing is done, if the runtime has to see to it.");
+  m.def("serve_replay", &serve_replay, "The same for the batch of a replay.");
+  m.def(
+      "remember_program",
+      [](std::shared_ptr<Structure> structure, const py::dict& constants, std::shared_ptr<Program> program,
+         std::vector<int64_t> update, py::object diagnose) {
+        KnownProgram known{std::move(structure), {}, std::move(program), std::move(update), kept_object(std::move(diagnose))};
+        for (const auto& [index, number] : constants) {
+          known.constants.emplace_back(index.cast<size_t>(), number_of(number));
+        }
+        remember_program(std::move(known));
+      },
+      "Batches of this structure, with these numbers, are computed by this program, without Python. The step lock is held.");
+  m.def(
+      "remember_reference", [](std::shared_ptr<Structure> structure) { remember_reference(std::move(structure)); },
+      "Batches of this structure are computed by the reference path, without Python, until withdraw_references().");
+  m.def("withdraw_references", &withdraw_references, "Python is asked again about those. From any thread.");
+  m.def("forget_program", &forget_program);
+  m.def("forget_programs", &forget_programs);
+  m.def("was_served", &was_served, "Whether the program of a structure was run without Python since that was last asked.");
+}
+
+py::dict fields_of(const LoggedEvent& event) {
+  static const char* const paths[] = {"reference", "native", "replayed", "direct"};
+  const PlaceText place = describe_place(event.place);
+  py::dict fields;
+  fields["file"] = place.file;
+  fields["line"] = place.line;
+  fields["library"] = place.library;
+  fields["module"] = place.module;
+  fields["seconds"] = event.seconds;
+  fields["device"] = static_cast<int>(event.device);
+  if (event.kind == LoggedEvent::Kind::Read) {
+    fields["method"] = event.reason;
+    return fields;
+  }
+  fields["reason"] = event.reason;
+  fields["operations"] = event.operations;
+  fields["path"] = paths[static_cast<int>(event.kind)];
+  fields["start"] = perf_counter(event.began);
+  fields["record_seconds"] = seconds_between(event.began, event.begin);
+  fields["wait_seconds"] = event.wait_seconds;
+  fields["execute_seconds"] = event.execute_seconds;
+  return fields;
+}
+
+void bind_event_log(py::module& m) {
+  m.def("set_logging", &set_logging, "Whether events that happen without Python are kept for take_events().");
+  m.def(
+      "take_events",
+      []() -> py::tuple {
+        const LoggedEvents taken = take_events();
+        py::list found;
+        for (const LoggedEvent& event : taken.events) {
+          const double time = perf_counter(event.begin) + event.seconds;
+          found.append(
+              py::make_tuple(event.kind == LoggedEvent::Kind::Read ? "read" : "sync", fields_of(event), time, event.thread));
+        }
+        return py::make_tuple(found, taken.lost);
+      },
+      "What was logged since the last time: kind, fields, time and thread of each; and how many more were overwritten.");
+}
+
 } // namespace
 
 void bind_batch(py::module& m) {
@@ -317,6 +445,8 @@ void bind_batch(py::module& m) {
   m.def("peek", &peek);
   py::class_<PlainDispatch>(m, "PlainDispatch", "While it lives, operators of this thread are kernels and nothing else.")
       .def(py::init<>());
+  bind_serving(m);
+  bind_event_log(m);
 }
 
 } // namespace tarry

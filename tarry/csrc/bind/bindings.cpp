@@ -15,6 +15,7 @@
 #include "execute/event_log.h"
 #include "execute/executor.h"
 #include "execute/host_value.h"
+#include "core/failure.h"
 #include "core/fault.h"
 #include "device/hooks.h"
 #include "device/lend.h"
@@ -265,128 +266,6 @@ void bind_steps(py::module& m) {
       "Errors that no thread has raised, as text. They are forgotten.");
 }
 
-c10::IValue number_of(py::handle number) {
-  PyObject* const object = number.ptr();
-  return PyBool_Check(object) ? c10::IValue(number.cast<bool>())
-      : PyLong_Check(object)  ? c10::IValue(number.cast<int64_t>())
-      : PyFloat_Check(object) ? c10::IValue(number.cast<double>())
-                              : c10::IValue(number.cast<c10::complex<double>>());
-}
-
-// Waits without the GIL, and lets signal handlers run meanwhile. False if that took longer than `timeout` seconds, if one is given.
-bool acquire(StepLock& lock, double timeout) {
-  constexpr std::chrono::milliseconds kPoll{50};
-  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout);
-  while (!lock.mutex.try_lock()) {
-    if (timeout >= 0 && std::chrono::steady_clock::now() >= until) {
-      return false;
-    }
-    {
-      py::gil_scoped_release release;
-      if (lock.mutex.try_lock_for(kPoll)) {
-        return true;
-      }
-    }
-    if (PyErr_CheckSignals() != 0) {
-      throw py::error_already_set();
-    }
-  }
-  return true;
-}
-
-void bind_serving(py::module& m) {
-  py::class_<StepLock, std::unique_ptr<StepLock, py::nodelete>>(
-      m, "StepLock", "Held by the thread that computes a step, which may take it again.")
-      .def("acquire", &acquire, py::arg("timeout") = -1.0)
-      .def("release", [](StepLock& lock) { lock.mutex.unlock(); })
-      .def("__enter__", [](StepLock& lock) { acquire(lock, -1); })
-      .def("__exit__", [](StepLock& lock, py::object, py::object, py::object) { lock.mutex.unlock(); })
-      .def_readwrite("in_step", &StepLock::in_step, "The thread that holds it is in the middle of a step.");
-  m.def("step_lock", &step_lock, py::return_value_policy::reference);
-  m.def(
-      "set_watched",
-      [](const std::string& watcher, bool watches) {
-        static const std::unordered_map<std::string, Watcher> watchers{
-            {"subscriber", Watcher::Subscriber},
-            {"observer", Watcher::Observer},
-            {"closure", Watcher::Closure},
-            {"fallback", Watcher::Fallback},
-            {"writer", Watcher::Writer}};
-        set_watched(watchers.at(watcher), watches);
-      },
-      "Whether a Watcher has to see each step as it happens: Python then serves all of them.");
-  m.def("set_compiling", &set_compiling, "Whether a backend compiles on this thread.");
-  m.def("is_compiling", &is_compiling);
-  m.def("set_small_step", &set_small_step, py::arg("operations"), py::arg("bytes"));
-  m.def(
-      "serve",
-      [](int device, const std::string& reason, bool awaited) {
-        check_fork();
-        return serve(state_of(device), reason.c_str(), awaited);
-      },
-      "Computes what is pending. False, and nothing is done, if the runtime has to see to it.");
-  m.def("serve_replay", &serve_replay, "The same for the batch of a replay.");
-  m.def(
-      "remember_program",
-      [](std::shared_ptr<Structure> structure, const py::dict& constants, std::shared_ptr<Program> program,
-         std::vector<int64_t> update, py::object diagnose) {
-        KnownProgram known{std::move(structure), {}, std::move(program), std::move(update), kept_object(std::move(diagnose))};
-        for (const auto& [index, number] : constants) {
-          known.constants.emplace_back(index.cast<size_t>(), number_of(number));
-        }
-        remember_program(std::move(known));
-      },
-      "Batches of this structure, with these numbers, are computed by this program, without Python. The step lock is held.");
-  m.def(
-      "remember_reference", [](std::shared_ptr<Structure> structure) { remember_reference(std::move(structure)); },
-      "Batches of this structure are computed by the reference path, without Python, until withdraw_references().");
-  m.def("withdraw_references", &withdraw_references, "Python is asked again about those. From any thread.");
-  m.def("forget_program", &forget_program);
-  m.def("forget_programs", &forget_programs);
-  m.def("was_served", &was_served, "Whether the program of a structure was run without Python since that was last asked.");
-}
-
-py::dict fields_of(const LoggedEvent& event) {
-  static const char* const paths[] = {"reference", "native", "replayed", "direct"};
-  const PlaceText place = describe_place(event.place);
-  py::dict fields;
-  fields["file"] = place.file;
-  fields["line"] = place.line;
-  fields["library"] = place.library;
-  fields["module"] = place.module;
-  fields["seconds"] = event.seconds;
-  fields["device"] = static_cast<int>(event.device);
-  if (event.kind == LoggedEvent::Kind::Read) {
-    fields["method"] = event.reason;
-    return fields;
-  }
-  fields["reason"] = event.reason;
-  fields["operations"] = event.operations;
-  fields["path"] = paths[static_cast<int>(event.kind)];
-  fields["start"] = perf_counter(event.began);
-  fields["record_seconds"] = seconds_between(event.began, event.begin);
-  fields["wait_seconds"] = event.wait_seconds;
-  fields["execute_seconds"] = event.execute_seconds;
-  return fields;
-}
-
-void bind_event_log(py::module& m) {
-  m.def("set_logging", &set_logging, "Whether events that happen without Python are kept for take_events().");
-  m.def(
-      "take_events",
-      []() -> py::tuple {
-        const LoggedEvents taken = take_events();
-        py::list found;
-        for (const LoggedEvent& event : taken.events) {
-          const double time = perf_counter(event.begin) + event.seconds;
-          found.append(
-              py::make_tuple(event.kind == LoggedEvent::Kind::Read ? "read" : "sync", fields_of(event), time, event.thread));
-        }
-        return py::make_tuple(found, taken.lost);
-      },
-      "What was logged since the last time: kind, fields, time and thread of each; and how many more were overwritten.");
-}
-
 } // namespace
 
 std::shared_ptr<void> kept_object(py::object object) {
@@ -483,6 +362,141 @@ at::Tensor share_backend_data(const at::Tensor& stand_in) {
   return call(callbacks.share, stand_in).cast<at::Tensor>();
 }
 
+// ---- errors of Python
+
+// They are failures (core/failure.h): kept for later, raised on any thread, each time with a traceback of its own.
+namespace {
+
+// Lets go of the frames that an exception has passed through, and with them of all that their variables hold: a failure may be
+// kept for as long as the tensors that it has left. The text of the traceback becomes a note.
+void forget_frames(const py::object& value, const std::string& where) {
+  const auto format = py::module_::import("traceback").attr("format_tb");
+  const auto lines = py::str("").attr("join")(format(value.attr("__traceback__"))).cast<std::string>();
+  value.attr("add_note")(lines.empty() ? where : where + "\n" + lines);
+  for (py::object at = value; !at.is_none() && !at.attr("__traceback__").is_none();) {
+    at.attr("__traceback__") = py::none();
+    at = at.attr("__cause__").is_none() ? at.attr("__context__") : at.attr("__cause__");
+  }
+}
+
+std::exception_ptr as_python_error(const std::string& where) {
+  python_error error;
+  error.persist();
+  py::gil_scoped_acquire gil;
+  PyErr_NormalizeException(&error.type, &error.value, &error.traceback);
+  if (error.traceback) {
+    PyException_SetTraceback(error.value, error.traceback);
+    Py_CLEAR(error.traceback);
+  }
+  try {
+    forget_frames(py::reinterpret_borrow<py::object>(error.value), where);
+  } catch (py::error_already_set&) { // an exception class that refuses: it keeps its frames
+  }
+  return std::make_exception_ptr(error);
+}
+
+// Raises a copy: each catch has an exception with a traceback of its own. Under the GIL.
+[[noreturn]] void raise_copy(const python_error& found) {
+  py::object raised = py::reinterpret_borrow<py::object>(found.value);
+  try {
+    const py::object made = raised.attr("__class__").attr("__new__")(raised.attr("__class__"), *raised.attr("args"));
+    made.attr("__dict__").attr("update")(raised.attr("__dict__"));
+    made.attr("__cause__") = raised.attr("__cause__");
+    raised = made;
+  } catch (py::error_already_set&) { // it cannot be copied, and is raised itself
+  }
+  PyErr_SetObject(found.type, raised.ptr());
+  python_error fresh;
+  fresh.persist();
+  throw fresh;
+}
+
+} // namespace
+
+void Failure::raise() const {
+  raised = true;
+  try {
+    std::rethrow_exception(error);
+  } catch (const python_error& found) {
+    py::gil_scoped_acquire gil;
+    raise_copy(found);
+  }
+}
+
+FailurePtr caught_failure(uint32_t lane, const std::string& where) {
+  std::exception_ptr error;
+  try {
+    throw;
+  } catch (c10::Error& found) {
+    found.add_context(where);
+    error = std::current_exception();
+  } catch (python_error& found) {
+    pybind11::gil_scoped_acquire gil;
+    found.restore();
+    error = as_python_error(where);
+  } catch (pybind11::error_already_set& found) {
+    pybind11::gil_scoped_acquire gil;
+    found.restore();
+    error = as_python_error(where);
+  } catch (std::exception& found) {
+    error = std::make_exception_ptr(c10::Error({__func__, __FILE__, __LINE__}, std::string(found.what()) + " (" + where + ")"));
+  }
+  return std::make_shared<Failure>(std::move(error), lane);
+}
+
+bool caught_interrupt() {
+  const auto is_interrupt = [](PyObject* type) { return type && !PyErr_GivenExceptionMatches(type, PyExc_Exception); };
+  try {
+    throw;
+  } catch (const python_error& found) {
+    pybind11::gil_scoped_acquire gil;
+    return is_interrupt(found.type);
+  } catch (const pybind11::error_already_set& found) {
+    pybind11::gil_scoped_acquire gil;
+    return is_interrupt(found.type().ptr());
+  } catch (...) {
+    return false;
+  }
+}
+
+void throw_python_error() {
+  python_error error;
+  error.persist();
+  throw error;
+}
+
+std::exception_ptr caught_exception() {
+  try {
+    throw;
+  } catch (python_error& python) {
+    python.persist(); // takes the error out of the interpreter
+    return std::current_exception();
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+bool is_not_implemented(const std::exception_ptr& error) {
+  const auto matches = [](PyObject* type, const char* message) {
+    pybind11::gil_scoped_acquire gil;
+    // Of the fake kernels that PyTorch makes for its custom operators: they have no errors of their own for this.
+    const std::string text(message);
+    return PyErr_GivenExceptionMatches(type, PyExc_NotImplementedError) != 0 || text.find("get_ctx()") != std::string::npos ||
+        text.find("There was no fake impl registered for") != std::string::npos;
+  };
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::NotImplementedError&) {
+    return true;
+  } catch (const python_error& python) {
+    return matches(python.type, python.what());
+  } catch (const pybind11::error_already_set& python) {
+    return matches(python.type().ptr(), python.what());
+  } catch (...) {
+    return false;
+  }
+}
+
 } // namespace tarry
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
@@ -497,7 +511,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_counters(m);
   bind_values(m);
   bind_steps(m);
-  bind_serving(m);
-  bind_event_log(m);
   bind_batch(m);
 }

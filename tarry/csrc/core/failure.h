@@ -38,7 +38,7 @@ FailurePtr caught_failure(uint32_t lane, const std::string& where);
 // Whether the exception that is being handled ends a program rather than reporting an error: KeyboardInterrupt, SystemExit.
 bool caught_interrupt();
 
-// Errors of Python as C++ exceptions. bind/errors.cpp defines these, caught_failure() and Failure::raise(): PyTorch's header for such
+// Errors of Python as C++ exceptions. bind/bindings.cpp defines these, caught_failure() and Failure::raise(): PyTorch's header for such
 // errors brings pybind11 with it, which takes seconds to compile.
 //
 // Throws the error that Python has set in this thread. The caller holds the GIL.
