@@ -376,7 +376,7 @@ def _install() -> None:
     C.register_layouts()
     C.register_lstm_layers()
     device.install(lambda: config.portable_checkpoints)
-    distributed.install(_synchronize, C.reduction, _user_line, C.leave_outstanding)
+    distributed.install(_synchronize, C.reduction, _user_line, C.leave_outstanding, C.recorded_work)
     hooks = StepHooks(_Steps())
     hooks.guard_grad_scaler()
     hooks.speed_up()

@@ -78,8 +78,16 @@ def _window(node: Node) -> tuple[int, int] | None:
         return 0, node.results[0].type.numel
     if node.op != SLICE or args[1] != 0 or args[4] != 1 or not args[0].type.is_contiguous or not args[0].type.numel:
         return None
-    row = args[0].type.numel // args[0].type.sizes[0]
-    return (args[2] or 0) * row, args[0].type.numel if args[3] is None else args[3] * row
+    rows = args[0].type.sizes[0]
+    row = args[0].type.numel // rows
+    return _position(args[2], rows, 0) * row, _position(args[3], rows, rows) * row
+
+
+def _position(index: int | None, rows: int, default: int) -> int:
+    """The row that an end of a slice means: PyTorch counts negative ones from the end, and stops at either end."""
+    if index is None:
+        return default
+    return min(max(index + rows if index < 0 else index, 0), rows)
 
 
 def _chain(last: Node, made_by: Mapping[Value, Node], uses: Mapping[Value, int]) -> list[Node]:
@@ -97,7 +105,7 @@ def _chain(last: Node, made_by: Mapping[Value, Node], uses: Mapping[Value, int])
 def _base(node: Node) -> Value | None:
     """The contiguous buffer that a node hands on: with some rows written, or in other sizes."""
     args: Any = node.args
-    rows = node.op == SCATTER and args[2] == 0 and args[5] == 1
+    rows = node.op == SCATTER and args[2] == 0 and args[5] == 1 and args[1].type.dtype == args[0].type.dtype
     if not rows and node.op != "aten::view":
         return None
     base, result = args[0], node.results[0]
@@ -113,7 +121,8 @@ def _pieces(scatters: list[Node], start: int, end: int) -> list[Piece]:
         base = _base(node)
         if base is None:
             return []
-        at = (args[3] or 0) * (base.type.numel // base.type.sizes[0])
+        rows = base.type.sizes[0]
+        at = _position(args[3], rows, 0) * (base.type.numel // rows)
         if at < end and at + args[1].type.numel > start:
             pieces.append(Piece(at, args[1]))
     pieces.sort(key=lambda piece: piece.start)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -61,7 +62,7 @@ def killed(loss: Tensor) -> None:
 def killed_soon(loss: Tensor) -> None:
     """At any moment of the steps that follow."""
     if os.fork() == 0:
-        time.sleep(random.random())
+        time.sleep(random.uniform(0, 0.2))
         os.kill(os.getppid(), signal.SIGKILL)
         os._exit(0)
 
@@ -164,7 +165,8 @@ _second_group: dist.ProcessGroup | None = None
 class Fault:
     happen: Callable[[Tensor], None]
     everywhere: bool = False
-    harmless: bool = False
+    harmless: bool = False  # a rank is late
+    at_any_time: bool = False  # perhaps after all is done
 
     @property
     def name(self) -> str:
@@ -174,7 +176,8 @@ class Fault:
 FAULTS = {
     fault.name: fault
     for fault in (
-        *map(Fault, (killed, killed_soon, raises, fails_in_the_step, exits, interrupted, destroys_its_groups)),
+        Fault(killed_soon, at_any_time=True),
+        *map(Fault, (killed, raises, fails_in_the_step, exits, interrupted, destroys_its_groups)),
         *map(Fault, (one_more, a_barrier_more, objects_more, branch, ahead)),
         *(Fault(late, harmless=True) for late in (sleeps, slow_compiles)),
         *(Fault(each, everywhere=True) for each in (other_shapes, other_dtypes, other_reductions, other_roots)),
@@ -256,7 +259,10 @@ class Run:
                 rank_.kill()
                 rank_.wait()
             happened = [each.stat().st_mtime for each in folder.glob("fault *")]
-            return [self._outcome(k, ends, min(happened, default=0.0), ranks[k].returncode, folder) for k in range(self.size)]
+            return [
+                self._outcome(k, ends, min(happened, default=0.0), ranks[k].returncode, folder)
+                for k in range(self.size)
+            ]
 
     def _outcome(self, rank: int, ends: dict[int, float], fault: float, code: int, folder: Path) -> str:
         errors = (folder / f"errors {rank}").read_text(errors="replace")
@@ -267,8 +273,11 @@ class Run:
         seconds = f"{ends[rank] - fault:5.1f} s"
         if code == 0:
             return f"{seconds}  no error"
-        lines = [line for line in errors.splitlines() if line and not line[0].isspace()]
-        errors_only = [line for line in lines if "Error" in line.split(":")[0] or line.startswith("KeyboardInterrupt")]
+        unmarked = [re.sub(r"^\[rank\d+\]: ?", "", line) for line in errors.splitlines()]
+        lines = [line for line in unmarked if line and not line[0].isspace()]
+        errors_only = [
+            line for line in lines if re.match(r"[\w.]+Error\b", line) or line.startswith("KeyboardInterrupt")
+        ]
         return f"{seconds}  {(errors_only or lines or [f'code {code}'])[-1][:150]}"
 
     def is_wrong(self, outcomes: list[str]) -> bool:
@@ -277,7 +286,7 @@ class Run:
             return True
         if self.fault.harmless:
             return len(ends) < self.size
-        return any(k != self.culprit or self.fault.everywhere for k in ends)
+        return not self.fault.at_any_time and any(k != self.culprit or self.fault.everywhere for k in ends)
 
 
 def drawn(count: int, seed: int, faults: list[str], backends: list[str], programs: list[str]) -> list[Run]:

@@ -1,4 +1,4 @@
-"""The command: `python -m tests.fuzz --minutes N --backend B [--seed S] [--what TOPIC ...] [--save FOLDER]`.
+"""The command: `python -m tests.fuzz --minutes N --backend B [--direct D] [--seed S] [--what TOPIC ...]`.
 
 Programs run in a child process: one that crashes or hangs is a finding, too. The exit status is the number of
 findings.
@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.errors import HypothesisException
 
-from tests.fuzz.search import LoggedWorld, attempt, fresh_backend, minimise, replay, script
+from tests.fuzz.search import DIRECT, LoggedWorld, attempt, fresh_backend, minimise, replay, script
 from tests.fuzz.topics import TOPICS
 from tests.support import load_device
 
@@ -29,8 +29,9 @@ PER_TOPIC = 3  # different findings that are minimised and printed
 class Search:
     """Programs of one topic after the other, until the time is over."""
 
-    def __init__(self, backend: str, log: Path | None = None, save: Path | None = None) -> None:
+    def __init__(self, backend: str, log: Path | None = None, save: Path | None = None, direct: str = "never") -> None:
         self.backend = backend
+        self.direct = direct
         self.exact = backend == "eager"
         self.log = log
         self.save = save
@@ -61,7 +62,7 @@ class Search:
                 except HypothesisException:
                     return
 
-            lines, why = attempt(body, topic, exact=self.exact, log=self.log)
+            lines, why = attempt(body, topic, exact=self.exact, log=self.log, direct=self.direct)
             if why:
                 failures.append((lines, why))
 
@@ -104,7 +105,7 @@ def search(options: argparse.Namespace) -> int:
     load_device()
     fresh_backend(options.backend)
     log = Path(options.child)
-    found = Search(options.backend, log, options.save)
+    found = Search(options.backend, log, options.save, options.direct)
     end = time.monotonic() + 60 * options.minutes
     start = options.seed
     while time.monotonic() < end:
@@ -134,6 +135,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--backend", default="eager")
+    parser.add_argument("--direct", choices=DIRECT, default="never", help="which calls run at once")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--what", nargs="+", choices=sorted(TOPICS), default=sorted(TOPICS))
     parser.add_argument("--save", type=Path, help="a folder for the scripts")

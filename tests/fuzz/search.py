@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ def play(device):
         D=device,
         cut=tarry.mark_step if device == "tarry" else lambda: None,
         read=lambda tensor: tensor.detach().cpu(),
+        direct=tarry.native.C.force_direct_calls if device == "tarry" else lambda on: None,
     )
     for line in PROGRAM:
         try:
@@ -60,12 +63,36 @@ class Deferred(Exception):  # noqa: N818 - the end of a program, not a fault
     is read. What a program does after that is not compared."""
 
 
+#: Which calls run at once (csrc/record/direct.h): all that can; or those of some lines.
+DIRECT = ("never", "always", "mixed")
+
+
+@dataclass
 class LoggedWorld(World):
     """Writes each line down before it runs: what is left of a process that crashed."""
 
     log: Path | None = None
+    direct: str = "never"
+    _drawn: random.Random = field(default_factory=random.Random)
+
+    def __post_init__(self) -> None:
+        from tarry.native import C
+
+        super().__post_init__()
+        self.cpu["direct"] = lambda _: None
+        self.dev["direct"] = C.force_direct_calls
+
+    def _choose_direct(self, line: str) -> None:
+        """A line of the program, so that it is replayed, and dropped if the program fails without it."""
+        if not self.lines:
+            self._drawn.seed(line)
+        if self.direct == "always" and not self.lines:
+            super().run("direct(True)")
+        elif self.direct == "mixed" and self._drawn.random() < 0.25:
+            super().run(f"direct({self._drawn.random() < 0.6})")
 
     def run(self, line: str, makes: tuple[str, ...] = ()) -> bool:
+        self._choose_direct(line)
         if self.log is not None:
             self.log.write_text("\0".join([*self.lines, line]))
         try:
@@ -118,13 +145,12 @@ ABOUT_STORAGES = {"views", "gradients-of-views", "out"}
 
 
 def attempt(
-    write: Callable[[LoggedWorld], None], what: str, *, exact: bool, log: Path | None = None
+    write: Callable[[LoggedWorld], None], what: str, *, exact: bool, log: Path | None = None, direct: str = "never"
 ) -> tuple[list[str], str]:
     """Have a program written and run. Gives its lines, and what went wrong, or nothing."""
     ignored = frozenset() if what in ABOUT_STORAGES else frozenset({"bytes", "version", "offset"})
     relative = 0.03 if what == "amp" and not exact else None  # a few roundings to bfloat16
-    world = LoggedWorld(exact=exact and what not in LOOSE, ignored=ignored, relative=relative)
-    world.log = log
+    world = LoggedWorld(exact=exact and what not in LOOSE, ignored=ignored, relative=relative, log=log, direct=direct)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -183,6 +209,7 @@ def _forget(world: World) -> None:
     """Drop the tensors: an error that is kept must not reach the next program."""
     import tarry
 
+    world.dev["direct"](False)
     world.cpu.clear()
     world.dev.clear()
     try:

@@ -37,6 +37,15 @@ def test_random_programs(topic: str, backend: str, capsys: pytest.CaptureFixture
     assert not search.found, capsys.readouterr().out
 
 
+@pytest.mark.parametrize("direct", ["always", "mixed"])
+@pytest.mark.parametrize("topic", sorted(topics.TOPICS))
+def test_random_programs_with_direct_calls(topic: str, direct: str, capsys: pytest.CaptureFixture[str]) -> None:
+    fresh_backend("eager")
+    search = Search("eager", direct=direct)
+    search.chunk(topic, start=2, count=PROGRAMS)
+    assert not search.found, capsys.readouterr().out
+
+
 def test_lines_are_dropped_while_the_program_fails() -> None:
     tried: list[list[str]] = []
 

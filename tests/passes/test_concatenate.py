@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tarry
 from tarry.ir import evaluate, parse, to_text, verify
@@ -14,7 +16,8 @@ def result_of(text: str) -> list[str]:
     graph = parse(text)
     changed = concatenate_pieces(graph)
     verify(changed, "views")
-    inputs = [torch.randn(value.type.sizes).as_strided(value.type.sizes, value.type.strides) for value in graph.inputs]
+    types = [value.type for value in graph.inputs]
+    inputs = [torch.randn(one.sizes).mul(9).to(one.dtype).as_strided(one.sizes, one.strides) for one in types]
     for expected, actual in zip(evaluate(graph, inputs), evaluate(changed, inputs), strict=True):
         assert torch.equal(expected, actual)
     return body(changed) if changed is not graph else []
@@ -112,3 +115,36 @@ def test_buckets_as_ddp_fills_them(device: str) -> None:
     assert "scatter" not in text
     for expected, actual in zip(filled("cpu"), (bucket, part), strict=True):
         assert torch.equal(expected, actual.cpu())
+
+
+ends = st.none() | st.integers(-8, 8)
+
+
+@given(st.lists(st.tuples(ends, ends), min_size=1, max_size=4), st.none() | st.tuples(ends, ends))
+def test_ends_of_slices_anywhere(pieces: list[tuple[int | None, int | None]], read: tuple[int, int] | None) -> None:
+    """Negative ends count from the back, and both stop where the buffer does."""
+
+    def length(start: int | None, end: int | None) -> int:
+        return len(range(6)[start:end])
+
+    inputs = ", ".join(f"%{k + 1}: f32[{length(*piece)}]" for k, piece in enumerate(pieces))
+    lines, last = [], 0
+    for k, (start, end) in enumerate(pieces):
+        made = len(pieces) + k + 1
+        lines.append(f"%{made}: f32[6] = aten::slice_scatter(%{last}, %{k + 1}, 0, {start}, {end}, 1)")
+        last = made
+    if read is not None:
+        lines.append(f"%{last + 1}: f32[{length(*read)}] = aten::slice.Tensor(%{last}, 0, {read[0]}, {read[1]}, 1)")
+        lines.append(f"%{last + 2}: f32[{length(*read)}] = aten::neg(%{last + 1})")
+        last += 2
+    text = "\n  ".join(lines)
+    result_of(f"\ngraph(%0: f32[6], {inputs}):\n  {text}\n  return %{last}\n")
+
+
+def test_pieces_of_another_dtype_stay_as_the_scatter_converts_them() -> None:
+    assert not result_of("""
+graph(%0: f32[4], %1: i64[2], %2: i64[2]):
+  %3: f32[4] = aten::slice_scatter(%0, %1, 0, 0, 2, 1)
+  %4: f32[4] = aten::slice_scatter(%3, %2, 0, 2, 4, 1)
+  return %4
+""")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -271,6 +271,54 @@ def test_the_same_random_numbers() -> None:
         assert drawn() == expected
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda x: x.uniform_(3, 1),
+        lambda x: x.normal_(0, -1),
+        lambda x: torch.bernoulli(x, p=2.0),
+        lambda x: x.random_(5, 2),
+        lambda x: torch.multinomial(x, 0),
+        lambda x: x.int().exponential_(),
+        lambda x: torch.multinomial(x - 9, 1).tolist(),  # by its data, which takes a seed
+    ],
+)
+def test_a_wrong_call_draws_as_much_as_if_it_were_recorded(wrong: Callable[[Tensor], object]) -> None:
+    def drawn() -> list[float]:
+        torch.tarry.manual_seed(3)
+        x = torch.ones(4, device="tarry")
+        with pytest.raises(RuntimeError):
+            wrong(x)
+        return torch.rand(4, device="tarry").tolist()
+
+    expected = drawn()
+    with forced():
+        assert drawn() == expected
+
+
+def test_threads_draw_from_the_process_own_generator_in_turn() -> None:
+    """An operator without a generator argument draws from the real device's, whose state nobody must find changed."""
+    x = torch.ones(1 << 15, device="tarry")
+
+    def draw(into: list[float]) -> None:
+        into.extend(torch.native_dropout(x, 0.5, True)[0].sum().item() for _ in range(50))
+
+    expected: list[float] = []
+    torch.tarry.manual_seed(3)
+    for _ in range(3):
+        draw(expected)
+    torch.tarry.manual_seed(3)
+    state, drawn = torch.get_rng_state(), list[float]()
+    with forced():
+        threads = [threading.Thread(target=draw, args=(drawn,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(drawn) == sorted(expected)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_an_error_comes_at_the_call_and_leaves_what_eager_leaves() -> None:
     x = torch.arange(4.0).to("tarry")
     with forced():
@@ -305,22 +353,27 @@ def test_a_replay_is_not_disturbed() -> None:
             assert step(x).tolist() == (x.cpu() * 2 + 1).tolist()
 
 
-def test_threads_that_write_parts_of_one_tensor_lose_nothing() -> None:
-    x = torch.zeros(4, 64).to("tarry")
+@pytest.mark.parametrize("direct", [True, False])
+def test_threads_that_write_parts_of_one_tensor_lose_nothing(direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tarry.config, "force_fallback", ["aten::sub_.Tensor"])
+    x = torch.zeros(4, 4096).to("tarry")
     barrier = threading.Barrier(4)
 
     def add(row: int) -> None:
-        part, out = x[row], torch.zeros(64, device="tarry")
+        part, out = x[row], torch.zeros(4096, device="tarry")
         barrier.wait()
         for k in range(300):
-            part.add_(1)
+            if k % 3 == row:
+                part.sub_(-1)  # runs eagerly, direct calls or not
+            else:
+                part.add_(1)
             if k % 50 == row:  # which is recorded, since it has an out=
                 torch.add(part, 0, out=out)
 
-    with forced():
+    with forced() if direct else nullcontext():
         threads = [threading.Thread(target=add, args=(row,)) for row in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert x.tolist() == [[300.0] * 64] * 4
+        assert x.cpu().unique(dim=1).tolist() == [[300.0]] * 4

@@ -1,5 +1,6 @@
 #include <torch/csrc/Generator.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/csrc/jit/api/object.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -41,7 +42,54 @@ std::pair<int, py::object> reduction(const torch::jit::Object& boxed) {
   return {op->op_, factor.tensor_factor.defined() ? py::cast(factor.tensor_factor) : py::cast(factor.double_factor)};
 }
 
+#ifndef TARRY_WITHOUT_C10D
+namespace {
+
+// What a recorded collective returns. It is done: the host waits where it reads.
+class RecordedWork : public c10d::Work {
+ public:
+  explicit RecordedWork(std::vector<at::Tensor> results)
+      : results_(std::move(results)),
+        future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), devices(results_))) {
+    future_->markCompleted(c10::IValue(results_));
+  }
+  bool isCompleted() override { return true; }
+  bool isSuccess() const override { return true; }
+  bool wait(std::chrono::milliseconds /*timeout*/) override { return true; }
+  void synchronize() override {}
+  void blockCurrentStream() override {}
+  std::vector<at::Tensor> result() override { return results_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+
+ private:
+  static std::vector<c10::Device> devices(const std::vector<at::Tensor>& tensors) {
+    std::vector<c10::Device> found;
+    for (const at::Tensor& tensor : tensors) {
+      if (!tensor.device().is_cpu() && std::find(found.begin(), found.end(), tensor.device()) == found.end()) {
+        found.push_back(tensor.device());
+      }
+    }
+    return found;
+  }
+
+  const std::vector<at::Tensor> results_;
+  const c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+} // namespace
+
+torch::jit::Object recorded_work(std::vector<at::Tensor> results) {
+  c10::intrusive_ptr<c10d::Work> work = c10::make_intrusive<RecordedWork>(std::move(results));
+  return torch::jit::Object(c10::IValue(std::move(work)).toObject());
+}
+#else
+torch::jit::Object recorded_work(const std::vector<at::Tensor>& /*results*/) {
+  TORCH_CHECK(false, "this PyTorch has no torch.distributed");
+}
+#endif
+
 void bind_collectives(py::module& m) {
+  m.def("recorded_work", &recorded_work, py::arg("results"), "A boxed `Work` of torch.distributed that is done.");
   m.def("reduction", &reduction, py::arg("boxed"));
   m.def(
       "leave_outstanding", &CollectTickets::leave, py::arg("ticket"),

@@ -140,6 +140,11 @@ std::pair<uint64_t, uint64_t> TarryGenerator::advance(uint64_t count) {
   return {state_->seed, offset};
 }
 
+void TarryGenerator::undraw(uint64_t offset) {
+  std::lock_guard<std::mutex> guard(state_->mutex);
+  state_->offset -= state_->offset == offset + 1;
+}
+
 int64_t TarryGenerator::peek(uint64_t after) const {
   std::lock_guard<std::mutex> guard(state_->mutex);
   return derive_seed(state_->seed, state_->offset + after);
@@ -165,15 +170,19 @@ int64_t next_seed(c10::DeviceIndex device, uint64_t after) {
   return default_generator(device).get<TarryGenerator>()->peek(after);
 }
 
-int64_t draw_seed(const std::optional<at::Generator>& generator, c10::DeviceIndex device) {
-  if (!generator.has_value() || !generator->defined()) {
-    return default_generator(device).get<TarryGenerator>()->draw();
+TarryGenerator& chosen_generator(const std::optional<at::Generator>& given, c10::DeviceIndex device) {
+  if (!given.has_value() || !given->defined()) {
+    return *default_generator(device).get<TarryGenerator>();
   }
-  auto* chosen = at::check_generator<TarryGenerator>(generator);
+  auto* chosen = at::check_generator<TarryGenerator>(given);
   TORCH_CHECK(
       chosen->device().index() == device, "Expected a '", c10::Device(c10::DeviceType::PrivateUse1, device),
       "' device for generator but found '", chosen->device(), "'");
-  return chosen->draw();
+  return *chosen;
+}
+
+int64_t draw_seed(const std::optional<at::Generator>& generator, c10::DeviceIndex device) {
+  return chosen_generator(generator, device).draw();
 }
 
 SeededCall::SeededCall(const Operator& op, int64_t seed, torch::jit::Stack& stack, c10::Device device) {

@@ -46,6 +46,7 @@ struct TarryGenerator final : c10::GeneratorImpl {
   int64_t draw();
   // As `count` draws whose seeds are derive_seed(first, second), derive_seed(first, second + 1), ... of what it returns.
   std::pair<uint64_t, uint64_t> advance(uint64_t count);
+  void undraw(uint64_t offset);       // the draw after so many others was none, unless there was another one since
   int64_t peek(uint64_t after) const; // the seed of the draw after so many others
 
  private:
@@ -61,6 +62,8 @@ const at::Generator& default_generator(c10::DeviceIndex index);
 // The seed that the device's own generator gives after so many others, without drawing it.
 int64_t next_seed(c10::DeviceIndex device, uint64_t after);
 
+// The generator that the user gave, or the device's own.
+TarryGenerator& chosen_generator(const std::optional<at::Generator>& given, c10::DeviceIndex device);
 // The seed for one random operator on `device`, from the generator the user gave or from the device's own.
 int64_t draw_seed(const std::optional<at::Generator>& generator, c10::DeviceIndex device);
 // In place of a seed, where a random operator draws nothing (Operator::draws). No seed is negative.

@@ -159,8 +159,11 @@ struct TarryStorage final : c10::StorageImpl {
   std::shared_ptr<Loans> loans; // null if none was ever made
   at::Tensor lent;              // such a look that lasts as long as the storage
   bool is_lent() const { return loans && loans->count.load(std::memory_order_acquire) > 0; }
-  uint64_t made_in = 0;           // the number of the stretch whose direct call has filled or written it last
-  uint32_t direct_writers = 0;    // direct calls that are writing to it; see record/direct.h
+  uint64_t made_in = 0; // the number of the stretch whose direct call has filled or written it last
+  // Kernels that are writing to `data` at this moment, for calls that run at once. Meanwhile only such calls may use the storage: they
+  // share the memory, and whatever else would use it waits. Under the device's lock.
+  uint32_t writers = 0;
+  bool is_being_written() const { return C10_UNLIKELY(writers != 0); }
   TarryStorage** claim = nullptr; // the root of the batch in flight that will fill this storage, to be cleared on death
   // Links of the device's list of pending storages.
   TarryStorage* previous = nullptr;
@@ -289,9 +292,9 @@ at::Tensor settled_data(TarryStorage* storage, const char* reason);
 at::Tensor materialise(const at::Tensor& tensor, const char* reason);
 // As above, for a caller that copies it at once: perhaps not the tensor itself, and on the host.
 at::Tensor materialise_for_reading(const at::Tensor& tensor, const char* reason);
-// As above, for writing: nothing else sees the buffer.
+// As above, for writing: nothing sees the buffer but others who write to it (Loans, TarryStorage::writers).
 at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason);
-// As above; with `is_shared`, others may see the buffer, and have to see what is written.
+// As above; with `is_shared`, others may see the buffer, and have to see what is written. Without, nothing else sees it.
 at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason, bool is_shared);
 at::Tensor clone_exactly(const at::Tensor& tensor); // same strides
 at::Tensor alias(const at::Tensor& tensor);         // another tensor over the same storage, as detach() makes it

@@ -7,6 +7,8 @@
 
 #include <array>
 #include <atomic>
+#include <optional>
+#include <thread>
 #include <typeinfo>
 #include <utility>
 
@@ -498,38 +500,61 @@ at::Tensor materialise_for_reading(const at::Tensor& tensor, const char* reason)
   return look(early, storage, tensor);
 }
 
-at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason) {
-  TarryStorage* storage = storage_of(tensor.unsafeGetTensorImpl());
-  TORCH_CHECK(storage, kNotOurs);
-  std::unique_lock<std::mutex> lock(storage->state->mutex);
-  const bool is_shared = storage->is_lent() || is_being_written(*storage);
-  lock.unlock();
-  return materialise_for_write(tensor, reason, is_shared);
-}
+namespace {
 
-at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason, bool is_shared) {
-  PlainDispatch plain;
-  TarryStorage* storage = storage_of(tensor.unsafeGetTensorImpl());
-  TORCH_CHECK(storage, kNotOurs);
+// The contents of the storage, to be written; undefined if another thread has changed them meanwhile. `is_shared`: others may see
+// them; nothing says so if not known.
+at::Tensor settle_for_write(TarryStorage* storage, const char* reason, std::optional<bool> is_shared) {
   at::Tensor data = settle(storage, reason);
-  bool backends_own = false; // data that were read from the backend, which may look at the same memory
+  at::Tensor before;
   {
     Graveyard graveyard;
     std::lock_guard<std::mutex> guard(storage->state->mutex);
-    backends_own = storage->data.defined() && storage->data.is_meta();
+    before = storage->data;
+    const bool backends_own = before.defined() && before.is_meta(); // which may look at the memory that `data` was read into
+    if ((!backends_own && !before.is_same(data)) || (is_shared == false && storage->is_being_written())) {
+      return {};
+    }
     drop_leaf(storage, graveyard); // it stands for the contents before the write
     storage->mutable_data_ptr();   // see set_pending()
+    // These handles and the storage's own: any other owner would see the write.
+    const bool is_own = !backends_own && data.use_count() <= 3 && data.storage().use_count() == 1;
+    if (is_own || is_shared.value_or(storage->is_lent() || storage->is_being_written())) {
+      return data;
+    }
   }
-  // This handle and the storage's own: any other owner would see the write.
-  if (!is_shared && (backends_own || data.use_count() > 2 || data.storage().use_count() > 1)) {
-    const CountedMemory counted(storage->state->index);
-    at::Tensor copy = clone_exactly(data);
-    Graveyard graveyard;
-    std::lock_guard<std::mutex> guard(storage->state->mutex);
-    set_data(storage, copy, graveyard);
-    data = copy;
+  const CountedMemory counted(storage->state->index);
+  at::Tensor copy = clone_exactly(data);
+  Graveyard graveyard;
+  std::lock_guard<std::mutex> guard(storage->state->mutex);
+  if (!storage->data.is_same(before) || storage->is_being_written()) {
+    return {};
   }
-  return look(data, storage, tensor);
+  set_data(storage, copy, graveyard);
+  return copy;
+}
+
+at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason, std::optional<bool> is_shared) {
+  PlainDispatch plain;
+  TarryStorage* storage = storage_of(tensor.unsafeGetTensorImpl());
+  TORCH_CHECK(storage, kNotOurs);
+  for (int attempt = 0; attempt < 100000; ++attempt) {
+    if (const at::Tensor data = settle_for_write(storage, reason, is_shared); data.defined()) {
+      return look(data, storage, tensor);
+    }
+    std::this_thread::yield();
+  }
+  TORCH_CHECK(false, "tarry: a tensor is written by other threads all the time, and cannot be had for ", reason);
+}
+
+} // namespace
+
+at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason) {
+  return materialise_for_write(tensor, reason, std::optional<bool>());
+}
+
+at::Tensor materialise_for_write(const at::Tensor& tensor, const char* reason, bool is_shared) {
+  return materialise_for_write(tensor, reason, std::make_optional(is_shared));
 }
 
 } // namespace tarry

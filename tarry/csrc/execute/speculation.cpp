@@ -155,7 +155,8 @@ at::Tensor Speculator::predict(const Node& leaf, int32_t upload, Held& held) con
   }
   held.push_back(source->lock());
   const auto* storage = static_cast<const TarryStorage*>(held.back().get());
-  const bool known = storage && storage->state == &state_ && !storage->value.node && storage->home == leaf.leaf_layout;
+  const bool known = storage && storage->state == &state_ && !storage->value.node && !storage->is_being_written() &&
+      storage->home == leaf.leaf_layout;
   return known ? storage->data : at::Tensor();
 }
 

@@ -34,7 +34,7 @@ bool can_call_directly(c10::DeviceIndex index) {
 
 // Whether the contents can be written: nothing but direct calls looks at them. Under the lock.
 bool is_own(const TarryStorage& storage) {
-  return is_being_written(storage) || (storage.data.use_count() == 1 && storage.data.storage().use_count() == 1);
+  return storage.is_being_written() || (storage.data.use_count() == 1 && storage.data.storage().use_count() == 1);
 }
 
 // A device tensor among the arguments.
@@ -71,7 +71,7 @@ class DirectTensors {
   size_t put_ = 0; // how many of these next_real() has given
   DeviceState* state_ = nullptr;
   uint64_t stretch_ = 0; // its number
-  bool writes_ = false;  // it is counted in TarryStorage::direct_writers
+  bool writes_ = false;  // it is counted in TarryStorage::writers
 };
 
 class DirectCall : DirectTensors {
@@ -85,7 +85,9 @@ class DirectCall : DirectTensors {
   bool note_argument(const c10::IValue& value, const Argument& declared);
   at::Tensor real_of(const at::Tensor& tensor);
   c10::IValue real_argument(const c10::IValue& value, const Argument& declared);
+  std::optional<at::Generator> replace_arguments();
   void call();
+  void draw(const torch::jit::Stack& arguments);
   c10::IValue adopt(c10::IValue result) const;
   at::Tensor wrap(at::Tensor real) const;
 
@@ -98,7 +100,7 @@ DirectTensors::~DirectTensors() {
   if (writes_) {
     std::lock_guard<std::mutex> guard(state_->mutex);
     for (const DirectTensor& each : tensors_) {
-      each.storage->direct_writers -= each.is_mutable;
+      each.storage->writers -= each.is_mutable;
     }
   }
 }
@@ -168,7 +170,7 @@ void DirectTensors::give_memory(TarryStorage* storage, const at::Tensor& before)
   Graveyard graveyard;
   std::lock_guard<std::mutex> guard(state_->mutex);
   const Contents contents = before.defined() ? Contents::Data : Contents::Uninitialised;
-  if (storage->contents() == contents && storage->data.is_same(before) && !is_being_written(*storage)) {
+  if (storage->contents() == contents && storage->data.is_same(before) && !storage->is_being_written()) {
     set_data(storage, std::move(own), graveyard);
   }
 }
@@ -181,7 +183,7 @@ void DirectTensors::take(c10::ArrayRef<const Operator*> ops) {
     if (each.is_mutable) {
       each.storage->mutable_data_ptr(); // see set_pending()
       each.storage->made_in = direct.number;
-      ++each.storage->direct_writers;
+      ++each.storage->writers;
       writes_ = true;
     }
   }
@@ -249,9 +251,55 @@ c10::IValue DirectCall::real_argument(const c10::IValue& value, const Argument& 
   return is_ours ? c10::IValue(real_device(state_->index)) : value;
 }
 
+// Whether the recorder would have refused the call.
+bool is_wrong_call(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
+  try {
+    Scan scan(op);
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      scan.argument(arguments[i], op.arguments[i]);
+    }
+    if (!scan.state) {
+      scan.state = &device_state(-1);
+    }
+    const bool checks = needs_check(scan);
+    std::unique_lock<std::mutex> lock(scan.state->mutex);
+    find_signature(scan, arguments, lock);
+    if (checks) {
+      check_once(scan, arguments, lock);
+    }
+  } catch (const std::exception&) {
+    return true;
+  }
+  return false;
+}
+
 // The operator's kernel, with the real tensors on the stack in place of ours.
 void DirectCall::call() {
-  const bool draws = op_.draws(torch::jit::last(stack_, op_.arguments.size()));
+  const auto arguments = torch::jit::last(stack_, op_.arguments.size());
+  if (C10_UNLIKELY(op_.draws(arguments))) {
+    return draw(arguments.vec());
+  }
+  replace_arguments();
+  op_.handle.callBoxed(&stack_);
+}
+
+void DirectCall::draw(const torch::jit::Stack& arguments) {
+  const std::optional<at::Generator> given = replace_arguments();
+  TarryGenerator& generator = chosen_generator(given, state_->index);
+  const uint64_t offset = generator.get_offset();
+  try {
+    const SeededCall seeded(op_, generator.draw(), stack_, real_device(state_->index));
+    op_.handle.callBoxed(&stack_);
+  } catch (...) {
+    if (is_wrong_call(op_, arguments)) { // no numbers are drawn for it, whether it is recorded or not
+      generator.undraw(offset);
+    }
+    throw;
+  }
+}
+
+// Gives the generator among them.
+std::optional<at::Generator> DirectCall::replace_arguments() {
   std::optional<at::Generator> given;
   for (size_t i = 0; i < op_.arguments.size(); ++i) {
     c10::IValue& value = stack_[first_ + i];
@@ -262,11 +310,7 @@ void DirectCall::call() {
       value = real_argument(value, op_.arguments[i]);
     }
   }
-  std::optional<SeededCall> seeded;
-  if (draws) {
-    seeded.emplace(op_, draw_seed(given, state_->index), stack_, real_device(state_->index));
-  }
-  op_.handle.callBoxed(&stack_);
+  return given;
 }
 
 // Ours for a result of the kernel's: an argument that it has written, or a new tensor.
@@ -304,6 +348,10 @@ at::Tensor DirectCall::wrap(at::Tensor real) const {
 }
 
 bool DirectCall::run() {
+  // Without a generator among its arguments, a kernel draws from the process's own: one thread at a time (SeededCall).
+  if (op_.has(kRandom) && op_.generator_argument < 0 && op_.draws(torch::jit::last(stack_, op_.arguments.size()))) {
+    return false;
+  }
   for (size_t i = 0; i < op_.arguments.size(); ++i) {
     if (!note_argument(stack_[first_ + i], op_.arguments[i])) {
       return false;
@@ -324,6 +372,9 @@ bool DirectCall::run() {
 
 // Under the lock.
 void stop(DirectCalls& direct) {
+  if (C10_UNLIKELY(forced.load(std::memory_order_relaxed))) {
+    return;
+  }
   direct.streak = direct.since = 0;
   if (direct.is_on.exchange(false)) {
     --devices_with_direct_calls;
@@ -332,9 +383,6 @@ void stop(DirectCalls& direct) {
 
 // Under the lock.
 void judge(DirectCalls& direct) {
-  if (C10_UNLIKELY(forced.load(std::memory_order_relaxed))) {
-    return;
-  }
   if (direct.withdrawals != withdrawals_of_references()) {
     stop(direct);
     return;

@@ -46,11 +46,4 @@ at::Tensor wrap_plainly(DeviceState& state, at::Tensor real);
 void note_computed(DeviceState& state, uint64_t stretch, bool by_reference);
 // A stretch ends, for this reason: if it has direct calls, decides whether those that follow are direct. Under no lock.
 void judge_stretch(DeviceState& state, const char* reason);
-
-// Whether a direct call of any thread is writing to the storage. Under the device's lock. Nothing but other direct calls may use it
-// until that is done.
-inline bool is_being_written(const TarryStorage& storage) {
-  return C10_UNLIKELY(storage.direct_writers != 0);
-}
-
 } // namespace tarry

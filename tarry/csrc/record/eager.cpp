@@ -1,4 +1,12 @@
 // Running an operator at once on the real device.
+#include <ATen/NestedTensorImpl.h>
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseCsrTensorUtils.h>
+#include <ATen/SparseTensorImpl.h>
+#include <ATen/native/SparseTensorUtils.h>
+#include <ATen/ops/_sparse_compressed_tensor_unsafe.h>
+#include <ATen/ops/_sparse_coo_tensor_with_dims_and_tensors.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -6,14 +14,16 @@
 #include <iterator>
 
 #include "core/generator.h"
+#include "core/graph.h"
 #include "device/host_memory.h"
 #include "device/profiler.h"
-#include "execute/executor.h"
 #include "execute/callbacks.h"
 #include "execute/event_log.h"
+#include "execute/executor.h"
 #include "execute/outstanding.h"
 #include "execute/serve.h"
 #include "record/host_mode.h"
+#include "record/memory.h"
 #include "record/opaque.h"
 #include "record/provenance.h"
 #include "record/record.h"
@@ -58,8 +68,10 @@ struct RealArguments {
   std::vector<bool> is_read;
   struct Written {
     TarryStorage* storage;
-    at::Tensor data; // the storage's contents, whole
-    size_t nbytes;   // of its memory before the call
+    at::Tensor data;                // the storage's contents, whole
+    const c10::StorageImpl* memory; // that the kernel is given
+    size_t nbytes;                  // of it, before the call
+    bool is_marked = false;         // counted in TarryStorage::writers
   };
   std::vector<Written> written;
   struct Opaque {
@@ -124,9 +136,50 @@ struct RealArguments {
     }
     if (owns) {
       std::lock_guard<std::mutex> guard(storage->state->mutex);
-      written.push_back({storage, storage->data, view.storage().nbytes()});
+      written.push_back({storage, storage->data, view.storage().unsafeGetStorageImpl(), view.storage().nbytes()});
     }
     return real.back();
+  }
+
+  // While the kernel runs, other threads wait that would use the storages it writes. False if one of them has changed something
+  // since the stand-ins were made: then they are made anew. Not for kernels in Python, which may use these storages by themselves.
+  bool begin_writing(const Operator& op) {
+    for (Written& each : written) {
+      Graveyard graveyard;
+      std::lock_guard<std::mutex> guard(each.storage->state->mutex);
+      if (!each.data.defined() || !each.storage->data.is_same(each.data) ||
+          each.data.storage().unsafeGetStorageImpl() != each.memory) {
+        return false;
+      }
+      drop_leaf(each.storage, graveyard);
+      each.is_marked = op.has(kListed);
+      each.storage->writers += each.is_marked;
+    }
+    return true;
+  }
+
+  void end_writing() {
+    for (Written& each : written) {
+      std::lock_guard<std::mutex> guard(each.storage->state->mutex);
+      each.storage->writers -= std::exchange(each.is_marked, false);
+    }
+  }
+
+  // The arguments for the kernel, which has no generator yet.
+  torch::jit::Stack convert_all(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
+    // The written ones first: they may get a new buffer.
+    for (const bool writes : {true, false}) {
+      for (size_t i = 0; i < arguments.size(); ++i) {
+        if (op.arguments[i].is_mutable == writes) {
+          convert(arguments[i], op.arguments[i]);
+        }
+      }
+    }
+    torch::jit::Stack stack;
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      stack.push_back(op.arguments[i].kind == ArgKind::Generator ? c10::IValue() : convert(arguments[i], op.arguments[i]));
+    }
+    return stack;
   }
 
   // A kernel that resizes what it has still to read computes with anything. Those that PyTorch generates have a result before.
@@ -161,6 +214,7 @@ struct RealArguments {
       }
       graveyard.tensors.push_back(std::move(each.data));
     }
+    end_writing();
     for (size_t i = 0; i < real.size(); ++i) {
       auto* impl = originals[i].unsafeGetTensorImpl();
       const auto* before = storage_of(impl);
@@ -303,26 +357,16 @@ void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reaso
   const auto arguments = torch::jit::last(*stack, count);
   DeviceState* const state = &device_of(arguments);
   count_fallback(*state, op, reason, place, -1);
-  RealArguments real{reason, real_device(state->index), op.gives_views, {}, {}, {}, {}, {}};
   std::optional<at::Generator> given;
-  torch::jit::Stack call_stack;
-  // The written ones first: they may get a new buffer.
-  for (const bool writes : {true, false}) {
-    for (size_t i = 0; i < count; ++i) {
-      if (op.arguments[i].is_mutable == writes) {
-        real.convert(arguments[i], op.arguments[i]);
-      }
-    }
+  if (op.generator_argument >= 0 && !arguments[op.generator_argument].isNone()) {
+    given = arguments[op.generator_argument].toGenerator();
   }
-  for (size_t i = 0; i < count; ++i) {
-    if (op.arguments[i].kind == ArgKind::Generator) {
-      if (!arguments[i].isNone()) {
-        given = arguments[i].toGenerator();
-      }
-      call_stack.emplace_back();
-    } else {
-      call_stack.push_back(real.convert(arguments[i], op.arguments[i]));
-    }
+  RealArguments real{reason, real_device(state->index), op.gives_views, {}, {}, {}, {}, {}};
+  torch::jit::Stack call_stack = real.convert_all(op, arguments);
+  while (!real.begin_writing(op)) {
+    real.end_writing();
+    real = RealArguments{reason, real.device, op.gives_views, {}, {}, {}, {}, {}};
+    call_stack = real.convert_all(op, arguments);
   }
   try {
     PlainDispatch plain;
@@ -355,6 +399,75 @@ void run_eagerly(const Operator& op, torch::jit::Stack* stack, const char* reaso
   torch::jit::drop(*stack, count);
   std::move(results.begin(), results.end(), std::back_inserter(*stack));
   count_fallback(*state, op, reason, place, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+}
+
+// ---- sparse and nested tensors
+namespace {
+
+at::SparseTensorImpl* coo(const at::Tensor& tensor) {
+  return at::sparse::get_sparse_impl(tensor);
+}
+
+at::SparseCsrTensorImpl* compressed(const at::Tensor& tensor) {
+  return at::sparse_csr::get_sparse_csr_impl(tensor);
+}
+
+} // namespace
+
+std::vector<at::Tensor> parts_of(const at::Tensor& opaque) {
+  if (opaque.is_nested()) {
+    return {at::native::get_nested_tensor_impl(opaque)->get_unsafe_storage_as_tensor()};
+  }
+  if (opaque.is_sparse()) {
+    return {coo(opaque)->indices(), coo(opaque)->values()};
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      at::sparse_csr::is_sparse_compressed(opaque), "tarry has no tensors of layout ", opaque.layout(),
+      ". Keep this one on the CPU.");
+  return {compressed(opaque)->compressed_indices(), compressed(opaque)->plain_indices(), compressed(opaque)->values()};
+}
+
+at::Tensor with_parts(const at::Tensor& opaque, const std::vector<at::Tensor>& parts) {
+  PlainDispatch plain;
+  if (opaque.is_nested()) {
+    const auto* nested = at::native::get_nested_tensor_impl(opaque);
+    return at::detail::make_tensor<at::native::NestedTensorImpl>(
+        parts[0], nested->get_nested_sizes(), nested->get_nested_strides(), nested->get_storage_offsets());
+  }
+  const at::Tensor& values = parts.back();
+  c10::OptionalDeviceGuard guard(values.device()); // PyTorch makes empty parts first, on the current device
+  const auto options = values.options().layout(opaque.layout());
+  if (opaque.is_sparse()) {
+    return at::_sparse_coo_tensor_with_dims_and_tensors(
+        opaque.sparse_dim(), opaque.dense_dim(), opaque.sizes(), parts[0], values, options, coo(opaque)->coalesced());
+  }
+  return at::_sparse_compressed_tensor_unsafe(parts[0], parts[1], values, opaque.sizes(), options);
+}
+
+void set_parts(const at::Tensor& opaque, const at::Tensor& like, const std::vector<at::Tensor>& parts) {
+  if (opaque.is_nested()) {
+    return; // its sizes never change, nor does its buffer but for the contents
+  }
+  // Only what has changed: a tensor that was detached refuses more.
+  const std::vector<at::Tensor> before = parts_of(opaque);
+  const bool same_sizes = opaque.sizes() == like.sizes();
+  const bool same_parts = std::equal(
+      parts.begin(), parts.end(), before.begin(), [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); });
+  if (!opaque.is_sparse()) {
+    if (!same_parts || !same_sizes) {
+      compressed(opaque)->set_member_tensors(parts[0], parts[1], parts[2], like.sizes());
+    }
+    return;
+  }
+  if (!same_sizes || opaque.sparse_dim() != like.sparse_dim() || opaque.dense_dim() != like.dense_dim()) {
+    coo(opaque)->raw_resize_(like.sparse_dim(), like.dense_dim(), like.sizes());
+  }
+  if (!same_parts) {
+    coo(opaque)->set_indices_and_values_unsafe(parts[0], parts[1]);
+  }
+  if (coo(opaque)->coalesced() != coo(like)->coalesced()) {
+    coo(opaque)->set_coalesced(coo(like)->coalesced());
+  }
 }
 
 } // namespace tarry

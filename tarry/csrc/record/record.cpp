@@ -198,10 +198,11 @@ bool reads_in_flight(const Scan& scan) {
          });
 }
 
-// Whether a direct call is writing to an argument. Under the lock.
-bool is_written_directly(const Scan& scan) {
-  return std::any_of(
-      scan.tensors.begin(), scan.tensors.end(), [](const TensorArgument& argument) { return is_being_written(*argument.storage); });
+// Whether a kernel is writing to an argument, for another thread. Under the lock.
+bool is_being_written(const Scan& scan) {
+  return std::any_of(scan.tensors.begin(), scan.tensors.end(), [](const TensorArgument& argument) {
+    return argument.storage->is_being_written();
+  });
 }
 
 // Whether others may write an argument's memory, or look at it, at any time. Under the lock.
@@ -416,7 +417,7 @@ void settle_arguments(const Scan& scan, std::unique_lock<std::mutex>& lock) {
     state.executor->wait();
     lock.lock();
   }
-  while (is_written_directly(scan)) { // by another thread
+  while (is_being_written(scan)) {
     lock.unlock();
     std::this_thread::yield();
     lock.lock();

@@ -1,12 +1,13 @@
 #include "replay/replay.h"
 
 #include <algorithm>
+#include <cstring>
 
-#include "execute/executor.h"
 #include "core/generator.h"
-#include "device/hooks.h"
 #include "core/numbers.h"
 #include "core/switches.h"
+#include "device/hooks.h"
+#include "execute/executor.h"
 #include "record/provenance.h"
 
 namespace tarry {
@@ -218,6 +219,9 @@ std::optional<std::string> Replay::check_contents(const Storages& found) const {
     if (storage->value.node || !storage->data.defined()) {
       return "a tensor that the step reads has no contents yet";
     }
+    if (storage->is_being_written()) {
+      return "another thread is writing to a tensor that the step reads";
+    }
     if (storage->is_lent()) {
       return "others look at the memory of a tensor that the step reads (DLPack or __cuda_array_interface__)";
     }
@@ -230,6 +234,9 @@ std::optional<std::string> Replay::check_contents(const Storages& found) const {
     const Root& root = batch_->roots[i];
     if (!storage || storage->home != root.node->output_layout(root.output) || storage->value.node) {
       return "a tensor that the step writes was resized or replaced";
+    }
+    if (storage->is_being_written()) {
+      return "another thread is writing to a tensor that the step writes";
     }
     if (storage->is_lent()) {
       return "others look at the memory of a tensor that the step writes (DLPack or __cuda_array_interface__)";
@@ -367,6 +374,38 @@ std::variant<std::vector<at::Tensor>, std::string> Replay::arm(
   }
   state.executor->speculator.drop(); // what was launched for another step
   return publish(arguments, storages);
+}
+
+// ---- reads of host tensors
+namespace {
+
+thread_local HostReads* watcher = nullptr;
+
+std::unique_ptr<at::ObserverContext> look(const at::RecordFunction& call) {
+  if (watcher && std::strcmp(call.name(), "aten::_local_scalar_dense") == 0 && !call.inputs().empty() &&
+      call.inputs()[0].isTensor()) {
+    const at::Tensor& tensor = call.inputs()[0].toTensor();
+    // A wrapped number is a number of the program that some operator takes as a tensor.
+    if (tensor.defined() && tensor.is_cpu() && !tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+      watcher->found.emplace_back(tensor, current_site());
+    }
+  }
+  return nullptr;
+}
+
+} // namespace
+
+HostReads::HostReads() {
+  TORCH_CHECK(!watcher, "tarry: this thread's reads are being watched already");
+  watcher = this;
+  handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&look).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+}
+
+void HostReads::stop() {
+  if (watcher == this) {
+    watcher = nullptr;
+    at::removeCallback(handle_);
+  }
 }
 
 } // namespace tarry
