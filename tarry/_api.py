@@ -299,7 +299,8 @@ class _Steps:
 
 @_boundary
 def _synchronize() -> None:
-    _runtime.sync_all("synchronize")
+    if not distributed.of_other_threads():
+        _runtime.sync_all("synchronize")
     _runtime.wait()
 
 
@@ -373,8 +374,9 @@ def _install() -> None:
         elif entry.kind is Kind.UNSUPPORTED:
             C.refuse_operator(entry.name)
     C.register_layouts()
+    C.register_lstm_layers()
     device.install(lambda: config.portable_checkpoints)
-    distributed.install(_synchronize, C.reduction, _user_line, C.leave_outstanding)
+    distributed.install(_synchronize, C.reduction, _user_line, C.leave_outstanding, C.recorded_work)
     hooks = StepHooks(_Steps())
     hooks.guard_grad_scaler()
     hooks.speed_up()

@@ -95,7 +95,8 @@ def _native_counters() -> Counter[str]:
     total: Counter[str] = Counter()
     for index in _devices():
         total.update(C.counters(index))
-    total["sync"] = total["execute"] = total["reference"] + total["cache_hit"]
+    total["execute"] = total["reference"] + total["cache_hit"]
+    total["sync"] = total["execute"] + total["direct_steps"]
     for op, _, _, _, count, _ in _native_fallbacks():
         total[f"fallback/{op}"] += count
     return Counter({name: count for name, count in total.items() if count or name in ("record", "node_reuse")})

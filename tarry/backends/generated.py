@@ -17,7 +17,9 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 
 from tarry.backends.base import Backend, PythonNumber, Run
+from tarry.codegen.forms import FORMS
 from tarry.codegen.op_table import facts
+from tarry.ir.evaluate import drawing, seeded
 from tarry.ir.graph import HERE, Graph, Node, Number, Value, map_leaves
 from tarry.ir.infer import fresh_results
 from tarry.ir.layout import TensorType
@@ -48,8 +50,7 @@ class GeneratedBackend(Backend):
             **self.written,
         }
         self._whole = [name for name in self.kernels if _is_composite(name)]
-        if batch_norm := self.kernels.get("aten::native_batch_norm"):
-            self.kernels = {**_batch_norms(batch_norm), **self.kernels}
+        self.kernels = {**_forms(self.kernels, self), **self.kernels}
         self._library: Any = None
         self._recorded: list[C.RecordedWhole] = []
 
@@ -57,7 +58,10 @@ class GeneratedBackend(Backend):
 
     def builtin(self, op: str, *args: Any, **kwargs: Any) -> Any:
         """Carry out an operator without a kernel. Here: PyTorch's own, on the real device."""
-        return self.to_data_all(overload(op)(*self.to_tensor_all(args), **kwargs))
+        args = self.to_tensor_all(args)
+        if op in _OVERRIDEABLE:
+            op, args = _OVERRIDEABLE[op](args)
+        return self.to_data_all(overload(op)(*args, **kwargs))
 
     def result(self, data: Any, type_: TensorType) -> Any:
         """What a kernel returned, as data of exactly the dtype and sizes of a type. Here: as it is."""
@@ -66,9 +70,8 @@ class GeneratedBackend(Backend):
     # ---- the contract
 
     def supports(self, node: Node) -> bool:
-        # One that writes needs copies, and one that draws from the device's generator needs that generator.
-        is_pure = not node.kept or _only_reads_statistics(node)
-        return self._kernel_name(node.op) in self.kernels and is_pure and node.seed is None
+        is_pure = not node.kept or _only_reads_statistics(node)  # one that writes needs copies
+        return self._kernel_name(node.op) in self.kernels and is_pure
 
     def decompositions(self) -> Mapping[str, Callable[..., Any]]:
         """PyTorch's recipes into core operators, and those of `decomposed`."""
@@ -156,7 +159,8 @@ class _Step:
 
         args = [resolve(arg) for arg in self.positional]
         kwargs = {name: resolve(arg) for name, arg in self.keyword.items()}
-        result = self.kernel(*args, **kwargs)
+        with seeded(self.device, None if self.node.seed is None else int(numbers[self.node.seed.index].real)):
+            result = self.kernel(*args, **kwargs)
         unchanged = [args[k] for k in operator(self.node.op).written] if self.node.kept else []
         made = zip(self.node.outputs, [*fresh_results(self.node.op, result), *unchanged], strict=True)
         values.update((value, self.finish(data, value.type)) for value, data in made if value is not None)
@@ -181,6 +185,16 @@ def _last_reads(graph: Graph) -> list[list[Value]]:
         gone += [value for value in node.results if not left[value] and value not in kept]
         dropped.append(gone)
     return dropped
+
+
+# PyTorch's own device has no kernels of these: they are the hooks of devices for `convolution`.
+_OVERRIDEABLE: Mapping[str, Callable[[Any], tuple[str, Any]]] = {
+    "aten::convolution_overrideable": lambda args: ("aten::convolution", args),
+    "aten::convolution_backward_overrideable": lambda args: (
+        "aten::convolution_backward",
+        (*args[:3], [args[0].shape[1]], *args[3:]),
+    ),
+}
 
 
 @functools.cache
@@ -212,27 +226,8 @@ def _is_composite(name: str) -> bool:
     return has(name, "CompositeImplicitAutograd") and not has(name, "PrivateUse1")
 
 
-# Graphs have batch normalisation in forms that write to no running statistics, but for one that only reads them.
-
-
 def _only_reads_statistics(node: Node) -> bool:
     return node.op == "aten::_native_batch_norm_legit" and node.args[5] is False
-
-
-def _batch_norms(kernel: Kernel) -> dict[str, Kernel]:
-    """The kernel of native_batch_norm for the forms that give three results."""
-
-    def no_stats(x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float) -> Any:
-        return kernel(x, weight, bias, None, None, training, momentum, eps)
-
-    def no_training(x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float) -> Any:
-        return kernel(x, weight, bias, mean, var, False, momentum, eps)
-
-    return {
-        "aten::_native_batch_norm_legit": kernel,
-        "aten::_native_batch_norm_legit.no_stats": no_stats,
-        "aten::_native_batch_norm_legit_no_training": no_training,
-    }
 
 
 def _batch_norm_with_statistics(
@@ -256,3 +251,79 @@ def below_autograd() -> Iterator[None]:
         yield
     finally:
         del guard
+
+
+# Kernels for operators that graphs have in place of a listed one, made of the listed one's.
+
+
+def _forms(kernels: Mapping[str, Kernel], backend: GeneratedBackend) -> dict[str, Kernel]:
+    """The kernels that follow from those that there are. One that is listed itself has its own."""
+    made: dict[str, Kernel] = {}
+    for listed, names in FORMS.items():
+        if f"aten::{listed}" in kernels:
+            adapted = _ADAPTERS[listed](kernels, backend)
+            assert adapted.keys() == {f"aten::{name}" for name in names}
+            made.update(adapted)
+    return made
+
+
+def _batch_norms(kernels: Mapping[str, Kernel], backend: GeneratedBackend) -> dict[str, Kernel]:
+    """The forms that give three results: they write to no running statistics, but one reads them."""
+    kernel = kernels["aten::native_batch_norm"]
+
+    def no_stats(x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float) -> Any:
+        return kernel(x, weight, bias, None, None, training, momentum, eps)
+
+    def no_training(x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float) -> Any:
+        return kernel(x, weight, bias, mean, var, False, momentum, eps)
+
+    return {
+        "aten::_native_batch_norm_legit": kernel,
+        "aten::_native_batch_norm_legit.no_stats": no_stats,
+        "aten::_native_batch_norm_legit_no_training": no_training,
+    }
+
+
+def _full(kernels: Mapping[str, Kernel], backend: GeneratedBackend) -> dict[str, Kernel]:
+    """What `fill_` and `zero_` are in graphs."""
+
+    def full(size: list[int], fill_value: Any, *, dtype: torch.dtype | None, **options: Any) -> Any:
+        like = torch.full(size, fill_value, dtype=dtype, device="meta")
+        empty = kernels.get("aten::empty_strided")
+        if empty is None:
+            filled = backend.to_data(torch.empty_like(like, device=backend.device))
+        else:
+            filled = empty(size, list(like.stride()), dtype=like.dtype, **options)
+        return kernels["aten::fill.Scalar"](filled, fill_value)
+
+    return {"aten::full": full}
+
+
+def _convolution(kernels: Mapping[str, Kernel], backend: GeneratedBackend) -> dict[str, Kernel]:
+    return {"aten::convolution": kernels["aten::convolution_overrideable"]}
+
+
+def _convolution_backward(kernels: Mapping[str, Kernel], backend: GeneratedBackend) -> dict[str, Kernel]:
+    kernel = kernels["aten::convolution_backward_overrideable"]
+
+    def backward(grad: Any, x: Any, weight: Any, bias_sizes: list[int] | None, *options: Any) -> Any:
+        return kernel(grad, x, weight, *options)
+
+    return {"aten::convolution_backward": backward}
+
+
+def _randperm(kernels: Mapping[str, Kernel], backend: GeneratedBackend) -> dict[str, Kernel]:
+    def randperm(n: int, *, generator: torch.Generator | None, **options: Any) -> Any:
+        with drawing(generator):
+            return kernels["aten::randperm"](n, **options)
+
+    return {"aten::randperm.generator": randperm}
+
+
+_ADAPTERS: Mapping[str, Callable[[Mapping[str, Kernel], GeneratedBackend], dict[str, Kernel]]] = {
+    "native_batch_norm": _batch_norms,
+    "fill.Scalar": _full,
+    "convolution_overrideable": _convolution,
+    "convolution_backward_overrideable": _convolution_backward,
+    "randperm": _randperm,
+}

@@ -113,6 +113,17 @@ def of(optimizer: torch.optim.Optimizer) -> FastStep | None:
         return None  # nothing has been changed; PyTorch's code raises what is to be raised, where it is
 
 
+def take_directly(optimizer: torch.optim.Optimizer) -> bool:
+    """Take the step natively at once, if it is a plain one and calls are direct (csrc/device/optimizer_step.h)."""
+    prepare = _PREPARE.get(type(optimizer))
+    if prepare is None or _is_watched():
+        return False
+    try:
+        return _is_plain(optimizer) and C.take_step_directly(prepare is _adam, optimizer.param_groups, optimizer.state)
+    except (AttributeError, LookupError, TypeError):
+        return False  # as in of(): nothing has been changed
+
+
 def _prepared(optimizer: torch.optim.Optimizer, prepare: Callable[..., bool], found: FastStep) -> FastStep | None:
     groups = [[p for p in group["params"] if p.grad is not None] for group in optimizer.param_groups]
     entries = iter(_entries([*chain.from_iterable(groups)], optimizer.state))

@@ -183,6 +183,9 @@ class StepHooks:
         ):
             return False
         self._prepare(optimizer)
+        if C.may_call_directly() and fast_step.take_directly(optimizer):
+            self._cut()  # nothing of it can fail later
+            return True
         fast = fast_step.of(optimizer)
         if fast is None:
             return False
@@ -225,6 +228,10 @@ class StepHooks:
                 self._steps.cut()
         finally:
             self.settle()
+
+    def _cut(self) -> None:
+        if not _in_step_of_another():
+            self._steps.cut()
 
     def settle(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Put back what optimizers have noted of steps that have failed, and forget what is computed: of this thread's
@@ -280,7 +287,7 @@ _HOOKED_STEP = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None)._
 
 def _in_step_of_another() -> bool:
     """Whether an optimizer, whose step has just ended, was called by the step of another, which will end as well."""
-    outer = sys._getframe(3).f_back  # 3: its own step, which has called a hook or fast_step.py
+    outer = sys._getframe(3).f_back  # 3: its own step, which has called a hook or a function of this module
     while outer is not None and outer.f_code is not _HOOKED_STEP:
         outer = outer.f_back
     return outer is not None

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-__all__ = ["install"]
+__all__ = ["install", "of_other_threads"]
 
 
 def install(
@@ -35,14 +35,24 @@ def install(
     reduction: Callable[[Any], tuple[int, Any]],
     place: Callable[[], str],
     leave: Callable[[float], bool],
+    work: Callable[[Any], Any],
 ) -> None:
     """Register the kernels and the process groups' backend `tarry`; in a PyTorch without torch.distributed, nothing.
 
     `synchronize` computes all that is pending and waits for it. `reduction` looks into a boxed `ReduceOp`. `place` is
     the user's line. `leave` is asked for each collective that was started, by its ticket: whether what runs it waits
-    for it later."""
+    for it later. `work` makes a boxed `Work` of results, which is done."""
     if dist.is_available():
         from tarry.distributed import batch_norm, kernels
 
         batch_norm.install()
-        kernels.install(synchronize, reduction, place, leave)
+        kernels.install(synchronize, reduction, place, leave, work)
+
+
+def of_other_threads() -> bool:
+    """Whether collectives are pending that this thread must not run: others have recorded them."""
+    if not dist.is_available():
+        return False
+    from tarry.distributed import groups
+
+    return groups.of_other_threads()

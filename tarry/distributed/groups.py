@@ -53,6 +53,7 @@ class Group:
 
     def record(self, what: str, place: str) -> float:
         """Note a collective that is about to be recorded: its ticket."""
+        _thread.records = True
         ticket = float(next(_tickets))
         digest = hashlib.blake2b(what.encode(), digest_size=7).digest()
         self._agreement.calls[ticket] = Call(what, place, int.from_bytes(digest, "little"))
@@ -206,6 +207,13 @@ def order_of(device: torch.device) -> Tensor:
 
 def has_pending() -> bool:
     return any(group.pending for group in _state.groups.values())
+
+
+def of_other_threads() -> bool:
+    """Whether the pending collectives are none of this thread's, as in one that saves a checkpoint beside the program:
+    the program may wait for it on another rank, and begin no step meanwhile. So it must not begin one here."""
+    records = getattr(_thread, "records", False) or threading.current_thread() is threading.main_thread()
+    return not records and has_pending()
 
 
 def running() -> bool:

@@ -7,7 +7,7 @@ backends have, are recorded as what they are made of.
 Collectives on tensors of the CPU run when they are called. Recorded ones that the program has called before must come
 first: on other ranks they may have run already, and wait. So those of the CPU compute what is pending first.
 
-Private names of torch: the `c10d` operators and their schemas, `ProcessGroup.unbox`, `_create_work_from_future`,
+Private names of torch: the `c10d` operators and their schemas, `ProcessGroup.unbox`,
 `_AutoDispatchBelowAutograd`, `_c10d_functional` operators, `_resolve_process_group`,
 `distributed_c10d.BackendConfig`, `Backend.backend_capability`, `rendezvous._create_c10d_store` (2.11 and 2.13)."""
 
@@ -26,9 +26,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
-from torch.futures import Future
 
 from tarry.distributed import groups, messages, operators
+from tarry.distributed.checks import are_alike, check_like, check_list, check_reduction
 
 _REDUCTIONS = {value.value: name for name, value in dist.ReduceOp.RedOpType.__members__.items()}
 _HOST_CALLS = (
@@ -44,10 +44,11 @@ def install(
     reduction: Callable[[Any], tuple[int, Any]],
     place: Callable[[], str],
     leave: Callable[[float], bool],
+    work: Callable[[Sequence[Tensor]], Any],
 ) -> None:
     """Register the kernels, and the device with process groups: `init_process_group()`, "tarry", "gloo" and
     "cpu:gloo,tarry:gloo" all serve it."""
-    kernels = Kernels(synchronize, reduction, place)
+    kernels = Kernels(synchronize, reduction, place, work)
     groups.install(leave)
     rendezvous = importlib.import_module("torch.distributed.rendezvous")  # as an attribute, it is a function
     rendezvous._create_c10d_store = _of_this_attempt(rendezvous._create_c10d_store)  # type: ignore[attr-defined]
@@ -113,8 +114,13 @@ class Reduction(NamedTuple):
 
 class Kernels:
     def __init__(
-        self, synchronize: Callable[[], None], reduction: Callable[[Any], tuple[int, Any]], place: Callable[[], str]
+        self,
+        synchronize: Callable[[], None],
+        reduction: Callable[[Any], tuple[int, Any]],
+        place: Callable[[], str],
+        work: Callable[[Sequence[Tensor]], Any],
     ) -> None:
+        self._work = work
         self._synchronize = synchronize
         self._look_into = reduction
         self._place = place
@@ -151,6 +157,11 @@ class Kernels:
             warnings.simplefilter("ignore")  # PyTorch has kernels for all devices, which call a device's backend
             for name, kernel in table.items():
                 library.impl(name, torch.no_grad()(kernel), "PrivateUse1", allow_override=True)
+                for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1"):
+                    library.impl(name, _refuses_sparse(name), key, allow_override=True)
+            library.impl(
+                "allreduce_", torch.no_grad()(self.allreduce_of_sparse), "SparsePrivateUse1", allow_override=True
+            )
             for name in _HOST_CALLS:
                 library.impl(name, self._after_recorded(name), "AutogradCPU", allow_override=True)
             functional = torch.library.Library("_c10d_functional", "IMPL")
@@ -165,7 +176,7 @@ class Kernels:
 
     def flush(self) -> None:
         """Run the collectives that are recorded; not from within a step that runs them."""
-        if groups.has_pending() and not getattr(self._flushing, "on", False):
+        if groups.has_pending() and not groups.of_other_threads() and not getattr(self._flushing, "on", False):
             self._flushing.on = True
             try:
                 self._synchronize()
@@ -232,6 +243,7 @@ class Kernels:
     ) -> Any:
         """Record a collective that reduces: in place, or with a result. `args` follow the reduction."""
         op, factor = reduction
+        check_reduction(name, process_group, tensor, op)
         given = tensor.data
         in_place = name.endswith("_")
         if factor is not None:
@@ -244,42 +256,63 @@ class Kernels:
     def allreduce(
         self, tensors: list[Tensor], group: Any, reduction: Any, sparse_indices: Any = None, *_: Any
     ) -> tuple[list[Tensor], Any]:
-        if sparse_indices is not None or any(tensor.layout != torch.strided for tensor in tensors):
-            raise NotImplementedError("all_reduce of sparse tensors is not there on tarry: use to_dense() before it")
+        if sparse_indices is not None:
+            raise NotImplementedError("all_reduce with indices for sparse tensors is not there on tarry")
         return tensors, self.allreduce_coalesced(tensors, group, reduction)
+
+    def allreduce_of_sparse(self, tensors: list[Tensor], *args: Any) -> tuple[list[Tensor], Any]:
+        """Of opaque tensors, which no graph holds: the host communicates."""
+        for tensor in tensors:
+            host = tensor.detach().cpu()
+            _, work = torch.ops.c10d.allreduce_([host], *args)
+            dist.Work.unbox(work).wait()
+            tensor.copy_(host)
+        return tensors, self._work(tensors)
 
     def allreduce_coalesced(self, tensors: list[Tensor], group: Any, reduction: Any, *_: Any) -> Any:
         for tensor in tensors:
             self._reduced("all_reduce_", _unboxed(group), tensor, self._reduction(reduction))
-        return _done(tensors)
+        return self._work(tensors)
 
     def broadcast(
         self, tensors: list[Tensor], group: Any, root: int, root_tensor: int = 0, *_: Any
     ) -> tuple[list[Tensor], Any]:
         for tensor in tensors:
             self._record("broadcast_", _unboxed(group), tensor, root, note=f", root {root}")
-        return tensors, _done(tensors)
+        return tensors, self._work(tensors)
 
     def reduce(self, tensors: list[Tensor], group: Any, reduction: Any, root: int, *_: Any) -> Any:
         for tensor in tensors:
             self._reduced("reduce_", _unboxed(group), tensor, self._reduction(reduction), root)
-        return _done(tensors)
+        return self._work(tensors)
 
     def allgather(
         self, outputs: list[list[Tensor]], tensors: list[Tensor], group: Any, *_: Any
     ) -> tuple[list[list[Tensor]], Any]:
         for output, tensor in zip(outputs, tensors, strict=True):
-            _write(output, self._record("all_gather", _unboxed(group), tensor, len(output)).unbind())
-        return outputs, _done(outputs[0])
+            self._gather_each(output, tensor, _unboxed(group))
+        return outputs, self._work(outputs[0])
+
+    def _gather_each(self, outputs: list[Tensor], tensor: Tensor, group: dist.ProcessGroup) -> None:
+        """A tensor of each rank. If they have different sizes, each rank broadcasts its own, as with NCCL."""
+        check_list("all_gather", outputs, group)
+        if are_alike(outputs):
+            check_like("all_gather", outputs, tensor)
+            _write(outputs, self._record("all_gather", group, tensor, len(outputs)).unbind())
+            return
+        check_like("all_gather", [outputs[group.rank()]], tensor)
+        outputs[group.rank()].data.copy_(tensor.data)
+        for rank, output in enumerate(outputs):
+            self._record("broadcast_", group, output, rank, note=f", root {rank}")
 
     def allgather_coalesced(self, outputs: list[list[Tensor]], tensors: list[Tensor], group: Any, *_: Any) -> Any:
         """A list for each rank, with as many tensors as are given."""
         self.allgather([list(output) for output in zip(*outputs, strict=True)], tensors, group)
-        return _done([tensor for output in outputs for tensor in output])
+        return self._work([tensor for output in outputs for tensor in output])
 
     def allgather_base(self, output: Tensor, tensor: Tensor, group: Any, *_: Any) -> tuple[Tensor, Any]:
         self._gather_into(output, tensor, _unboxed(group))
-        return output, _done([output])
+        return output, self._work([output])
 
     def _gather_into(self, output: Tensor, tensor: Tensor, group: dist.ProcessGroup) -> None:
         size = group.size()
@@ -293,21 +326,34 @@ class Kernels:
     def allgather_into_tensor_coalesced(self, outputs: list[Tensor], tensors: list[Tensor], group: Any, *_: Any) -> Any:
         for output, tensor in zip(outputs, tensors, strict=True):
             self._gather_into(output, tensor, _unboxed(group))
-        return _done(outputs)
+        return self._work(outputs)
 
     def reduce_scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], group: Any, reduction: Any, *_: Any
     ) -> tuple[list[Tensor], Any]:
         for output, parts in zip(outputs, inputs, strict=True):
-            given = torch.stack(list(parts))
-            _write([output], [self._reduced("reduce_scatter", _unboxed(group), given, self._reduction(reduction))])
-        return outputs, _done(outputs)
+            self._scatter_each(output, parts, _unboxed(group), self._reduction(reduction))
+        return outputs, self._work(outputs)
+
+    def _scatter_each(
+        self, output: Tensor, parts: list[Tensor], group: dist.ProcessGroup, reduction: Reduction
+    ) -> None:
+        """A reduced tensor for each rank. If they have different sizes, each is reduced to its rank, as with NCCL."""
+        check_list("reduce_scatter", parts, group)
+        check_like("reduce_scatter", [parts[group.rank()]], output)
+        if are_alike(parts):
+            _write([output], [self._reduced("reduce_scatter", group, torch.stack(list(parts)), reduction)])
+            return
+        copies = [part.data.clone() for part in parts]
+        for rank, part in enumerate(copies):
+            self._reduced("reduce_", group, part, reduction, rank)
+        _write([output], [copies[group.rank()]])
 
     def reduce_scatter_base(
         self, output: Tensor, tensor: Tensor, group: Any, reduction: Any, *_: Any
     ) -> tuple[Tensor, Any]:
         self._scatter_into(output, tensor, _unboxed(group), self._reduction(reduction))
-        return output, _done([output])
+        return output, self._work([output])
 
     def _scatter_into(self, output: Tensor, tensor: Tensor, group: dist.ProcessGroup, reduction: Reduction) -> None:
         size = group.size()
@@ -324,29 +370,37 @@ class Kernels:
     ) -> Any:
         for output, tensor in zip(outputs, inputs, strict=True):
             self._scatter_into(output, tensor, _unboxed(group), self._reduction(reduction))
-        return _done(outputs)
+        return self._work(outputs)
 
     def gather(self, outputs: list[list[Tensor]], tensors: list[Tensor], group: Any, root: int, *_: Any) -> Any:
         (tensor,) = tensors
         results = outputs[0] if outputs else []
+        if results:
+            check_list("gather", results, _unboxed(group))
+            check_like("gather", results, tensor)
         parts = self._record("gather", _unboxed(group), tensor, len(results), root, note=f", root {root}")
         _write(results, parts.unbind())
-        return _done(results)
+        return self._work(results)
 
     def scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], group: Any, root: int, *_: Any
     ) -> tuple[list[Tensor], Any]:
         (output,) = outputs
+        if inputs:
+            check_list("scatter", inputs[0], _unboxed(group))
+            check_like("scatter", inputs[0], output)
         given = torch.stack(list(inputs[0])) if inputs else output.data.new_empty((0, *output.shape))
         _write([output], [self._record("scatter", _unboxed(group), given, root, note=f", root {root}")])
-        return outputs, _done(outputs)
+        return outputs, self._work(outputs)
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], group: Any, *_: Any) -> tuple[list[Tensor], Any]:
+        for tensors in (outputs, inputs):
+            check_list("all_to_all", tensors, _unboxed(group))
         given = torch.cat([tensor.data.reshape(-1) for tensor in inputs])
         splits = [[tensor.numel() for tensor in tensors] for tensors in (outputs, inputs)]
         parts = self._record("all_to_all", _unboxed(group), given, *splits).split(splits[0])
         _write(outputs, [part.view(output.shape) for part, output in zip(parts, outputs, strict=True)])
-        return outputs, _done(outputs)
+        return outputs, self._work(outputs)
 
     def alltoall_base(
         self, output: Tensor, tensor: Tensor, group: Any, output_splits: list[int], input_splits: list[int], *_: Any
@@ -356,8 +410,10 @@ class Kernels:
         for splits, of, name in zip(given, (output, tensor), ("output", "input"), strict=True):
             if sum(splits) != len(of):
                 raise ValueError(f"all_to_all: the {name} has {len(of)} rows, and its splits are {splits}")
+        if output.shape[1:].numel() != tensor.shape[1:].numel():
+            raise ValueError(f"all_to_all: rows are of shape {list(tensor.shape[1:])}, not {list(output.shape[1:])}")
         _write([output], [self._record("all_to_all", _unboxed(group), tensor, *given).view(output.shape)])
-        return _done([output])
+        return self._work([output])
 
     # ---- operators with results: functional collectives, which DTensor uses
 
@@ -407,6 +463,13 @@ class Kernels:
         }
 
 
+def _refuses_sparse(name: str) -> Callable[..., Any]:
+    def kernel(*_: Any) -> Any:
+        raise NotImplementedError(f"{name.strip('_')} of sparse tensors is not there: use to_dense() before it")
+
+    return kernel
+
+
 def _unboxed(group: Any) -> dist.ProcessGroup:
     return dist.ProcessGroup.unbox(group)
 
@@ -436,9 +499,3 @@ def _type_text(name: str, tensor: Tensor) -> str:
 def _write(tensors: Sequence[Tensor], contents: Sequence[Tensor]) -> None:
     for tensor, content in zip(tensors, contents, strict=True):
         tensor.data.copy_(content)
-
-
-def _done(results: Sequence[Tensor]) -> Any:
-    future: Future[list[Tensor]] = Future(devices=sorted({tensor.device for tensor in results}, key=str))
-    future.set_result(list(results))
-    return torch._C._distributed_c10d._create_work_from_future(future).boxed()  # type: ignore[attr-defined]

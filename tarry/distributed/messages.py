@@ -28,7 +28,7 @@ def on_host(name: str) -> Callable[..., Any]:
 
 
 def send(tensors: list[Tensor], group: Any, destination: int, tag: int) -> Any:
-    return torch.ops.c10d.send([tensor.detach().cpu() for tensor in tensors], group, destination, tag)
+    return torch.ops.c10d.send([tensor.detach().cpu().contiguous() for tensor in tensors], group, destination, tag)
 
 
 class ReceiveWork(dist.Work):

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tarry.distributed.checks import MOVED
 from tarry.distributed.groups import Group, Started, find_group, wait
 
 NAMESPACE = "tarry_c10d"
@@ -110,6 +111,13 @@ def _in_place(
     group.run(ticket, start)
 
 
+def _as_bytes(tensor: Tensor) -> Tensor:
+    """A tensor that is only moved, as bytes where gloo does not know its dtype."""
+    if tensor.device.type != "cpu" or tensor.dtype in MOVED:
+        return tensor
+    return tensor.unsqueeze(-1).view(torch.uint8)
+
+
 def _all_reduce(tensor: Tensor, order: Tensor, ticket: float, reduction: str, name: str) -> None:
     group = find_group(name)
     options = dist.AllreduceOptions()
@@ -128,7 +136,11 @@ def _broadcast(tensor: Tensor, order: Tensor, ticket: float, root: int, name: st
     options = dist.BroadcastOptions()
     options.rootRank = root
     _in_place(
-        group, ticket, tensor, lambda tensor: group.process_group.broadcast([tensor], options), lambda tensor: None
+        group,
+        ticket,
+        tensor,
+        lambda tensor: group.process_group.broadcast([_as_bytes(tensor)], options),
+        lambda tensor: None,
     )
 
 
@@ -182,7 +194,7 @@ def _all_gather(tensor: Tensor, order: Tensor, ticket: float, size: int, name: s
     group = find_group(name)
 
     def call(given: Tensor, parts: Tensor) -> Any:
-        return group.process_group.allgather([list(parts.unbind())], [given])
+        return group.process_group.allgather([list(_as_bytes(parts).unbind())], [_as_bytes(given)])
 
     return _fresh(group, ticket, tensor, (size, *tensor.shape), call)
 
@@ -205,7 +217,7 @@ def _all_to_all(
 
     def call(given: Tensor, result: Tensor) -> Any:
         splits = (list(output_splits), list(input_splits))
-        return group.process_group.alltoall_base(result, given, *splits, dist.AllToAllOptions())
+        return group.process_group.alltoall_base(_as_bytes(result), _as_bytes(given), *splits, dist.AllToAllOptions())
 
     return _fresh(group, ticket, tensor, (sum(output_splits), *tensor.shape[1:]), call)
 
@@ -216,7 +228,8 @@ def _gather(tensor: Tensor, order: Tensor, ticket: float, size: int, root: int, 
     options.rootRank = root
 
     def call(given: Tensor, parts: Tensor) -> Any:
-        return group.process_group.gather([list(parts.unbind())] if size else [], [given], options)
+        results = [list(_as_bytes(parts).unbind())] if size else []
+        return group.process_group.gather(results, [_as_bytes(given)], options)
 
     return _fresh(group, ticket, tensor, (size, *tensor.shape), call)
 
@@ -227,7 +240,8 @@ def _scatter(tensor: Tensor, order: Tensor, ticket: float, root: int, name: str)
     options.rootRank = root
 
     def call(given: Tensor, part: Tensor) -> Any:
-        return group.process_group.scatter([part], [list(given.unbind())] if len(given) else [], options)
+        parts = [list(_as_bytes(given).unbind())] if len(given) else []
+        return group.process_group.scatter([_as_bytes(part)], parts, options)
 
     return _fresh(group, ticket, tensor, tensor.shape[1:], call)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Container, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -91,7 +91,7 @@ def _run(
         if node.args[index] not in spare:
             args[index] = map_leaves(args[index], lambda leaf: None if leaf is None else _own_copy(leaf))
         written.extend(tensor for tensor in _flat(args[index]) if tensor is not None)
-    with _seeded(device, None if node.seed is None else int(numbers[node.seed.index].real)):
+    with seeded(device, None if node.seed is None else int(numbers[node.seed.index].real)):
         result = call(node.op, tuple(args))
     return [*fresh_results(node.op, result), *written]
 
@@ -115,22 +115,27 @@ def _generator(device: torch.device, seed: int) -> torch.Generator:
     return torch.Generator(device).manual_seed(seed) if listed is None else listed[seed]
 
 
-@contextmanager
-def _seeded(device: torch.device, seed: int | None) -> Iterator[None]:
+def seeded(device: torch.device, seed: int | None) -> AbstractContextManager[None]:
     """Within the block, the device's default generator draws from a seed; its state is given back."""
-    if seed is None:
+    return drawing(None if seed is None else _generator(device, seed))
+
+
+@contextmanager
+def drawing(generator: torch.Generator | None) -> Iterator[None]:
+    """Within the block, the default generator of a generator's device draws what that one would."""
+    if generator is None:
         yield
-    elif device.type == "cuda":
-        generator = torch.cuda.default_generators[device.index or 0]
-        before = generator.graphsafe_get_state()
-        generator.graphsafe_set_state(_generator(device, seed))  # may be done while a graph is captured
+    elif generator.device.type == "cuda":
+        default = torch.cuda.default_generators[generator.device.index or 0]
+        before = default.graphsafe_get_state()
+        default.graphsafe_set_state(generator)  # may be done while a graph is captured
         try:
             yield
         finally:
-            generator.graphsafe_set_state(before)
+            default.graphsafe_set_state(before)
     else:
         state = torch.default_generator.get_state()
-        torch.default_generator.set_state(_generator(device, seed).get_state())
+        torch.default_generator.set_state(generator.get_state())
         try:
             yield
         finally:

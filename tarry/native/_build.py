@@ -107,6 +107,8 @@ class Plan:
             # A header of PyTorch then includes the operators that it uses, not all 2,700.
             "-DAT_PER_OPERATOR_HEADERS",
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+            # A PyTorch without torch.distributed has no class to derive from.
+            *(() if torch.distributed.is_available() else ("-DTARRY_WITHOUT_C10D",)),
             # For developers of tarry: "-O0 -g", a sanitizer, ...
             *shlex.split(os.environ.get("TARRY_CXXFLAGS", "")),
         )

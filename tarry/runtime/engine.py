@@ -124,12 +124,12 @@ class Engine:
                     if entry.pace.is_measured:
                         entry.pace.with_program()
                     elif isinstance(entry, GraphEntry) and isinstance(found.program, Program):
-                        self._serve(key, entry, found.program)
+                        self._register(key, entry, found.program)
                     return
                 case Interpret(reason):
                     key = batch.key
                     self._interpret(backend, found, batch, reason)
-                    self._serve_reference(key, found)
+                    self._register_reference(key, found)
                     return
                 case Submit():
                     work = _under_these_switches(self._work(backend, found, batch, background=True))
@@ -154,14 +154,14 @@ class Engine:
         made = isolated(lambda: self.compiler.compile_graph(backend, recording.take(), background=False))
         return None if isinstance(made, Reason) else made.text()
 
-    def _serve(self, key: tuple[int, int], entry: GraphEntry, program: Program) -> None:
+    def _register(self, key: tuple[int, int], entry: GraphEntry, program: Program) -> None:
         """Have the native part run a program by itself, if it can: `decide` says to run it whenever its graph comes."""
         variants = entry.made
         if program.servable and isinstance(variants, Variants):
             constants = variants.constants(program)
-            self._entries.serve(key, entry, program, lambda structure: program.serve(structure, constants))
+            self._entries.register(key, entry, program, lambda structure: program.register(structure, constants))
 
-    def _serve_reference(self, key: tuple[int, int], found: Found) -> None:
+    def _register_reference(self, key: tuple[int, int], found: Found) -> None:
         """Have the native part interpret a graph by itself while `decide` cannot say anything else."""
         entry = found.entry
         if not isinstance(entry, GraphEntry):  # the native part compares structures, not numbers or ranges of sizes
@@ -171,7 +171,7 @@ class Engine:
         refused = entry.state is State.REFUSED and entry.reason is not None and not entry.reason.unsupported
         compiling = entry.job is not None and entry.state is State.COMPILING and entry.pace.is_known
         if refused or compiling:
-            self._entries.serve_reference(key, entry)
+            self._entries.register_reference(key, entry)
             if entry.job is not None and entry.job.done:  # it was done before the native part was told
                 C.withdraw_references()
 

@@ -154,16 +154,16 @@ class EntryCache(Generic[E]):
             self._size -= len(bucket)
         return entry
 
-    def serve(self, key: tuple[int, int], entry: E, program: object, register: Callable[[C.Structure], None]) -> None:
+    def register(self, key: tuple[int, int], entry: E, program: object, add: Callable[[C.Structure], None]) -> None:
         """Register a program of an entry with the native part, once, so that it runs the program by itself."""
         served = self._served.setdefault(entry, [])
         if program not in served:
             for structure, other in self._buckets.get(key, ()):
                 if other is entry:
                     served.append(program)
-                    register(structure)
+                    add(structure)
 
-    def serve_reference(self, key: tuple[int, int], entry: E) -> None:
+    def register_reference(self, key: tuple[int, int], entry: E) -> None:
         """Have the native part compute batches of an entry by the reference path, until a job is done."""
         for structure, other in self._buckets.get(key, ()):
             if other is entry:

@@ -121,7 +121,7 @@ class Program:
         """Whether the native part may run it by itself: it needs no Python, and what it updates need not be copied."""
         return self._native is not None and self._proven
 
-    def serve(self, structure: C.Structure, constants: Mapping[int, PythonNumber]) -> None:
+    def register(self, structure: C.Structure, constants: Mapping[int, PythonNumber]) -> None:
         """Have the native part run this program, which is servable, by itself: for batches of this structure whose
         numbers, where they are constants to it, are these."""
         assert self._native is not None

@@ -273,7 +273,7 @@ class Runtime:
                         if config.save_graphs is not None:
                             self._saved.save(batch, reason, config.save_graphs)
                         batch.unawaited = not awaited
-                        self._serve(self._backend or backend, batch, reason, asked, waited)
+                        self._compute(self._backend or backend, batch, reason, asked, waited)
             C.raise_owed()
         except Exception:
             if not C.pending(device):  # the step is done, but for what has failed
@@ -318,11 +318,11 @@ class Runtime:
                 return results
             if not C.serve_replay(replay.batch, waited):
                 replay.batch.unawaited = True
-                self._serve(self.backend, replay.batch, "replay", asked, waited)
+                self._compute(self.backend, replay.batch, "replay", asked, waited)
         self._closures.run()
         return results
 
-    def _serve(self, backend: Backend, batch: C.Batch, reason: str, asked: float, waited: float) -> None:
+    def _compute(self, backend: Backend, batch: C.Batch, reason: str, asked: float, waited: float) -> None:
         """Compute a batch. It was asked for then, and so many seconds were waited since. The lock is held."""
         operations = batch.num_operations  # its nodes are not ours any more when it is handed over
         began, device = asked if batch.replayed else batch.began, batch.device
@@ -437,7 +437,7 @@ class Runtime:
         """A read needs a batch that the native part has collected and does not compute by itself. The lock is held."""
         handled = sys.exc_info()[1]
         try:
-            self._serve(self.backend, batch, reason, batch.asked, batch.waited)
+            self._compute(self.backend, batch, reason, batch.asked, batch.waited)
         except Exception as error:
             raise leave(error, handled)  # noqa: B904 - it is the same error
 

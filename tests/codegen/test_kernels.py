@@ -25,7 +25,8 @@ backend: Lazy
 cpp_namespace: mine
 full_codegen: [add.Tensor, mul.Tensor, sub.Tensor, sigmoid, view_copy, expand_copy, slice_copy.Tensor, select_copy.int,
   permute_copy, unsqueeze_copy, squeeze_copy.dim, as_strided_copy, diagonal_copy, native_batch_norm, logdet, std,
-  std.dim, inverse, selu, silu_backward, svd, var.correction]
+  std.dim, inverse, selu, silu_backward, svd, var.correction, native_dropout, fill_.Scalar,
+  convolution_overrideable, convolution_backward_overrideable, randperm]
 supported: [empty.memory_format, lift, lift_fresh, detach, contiguous, _to_cpu, _copy_from, new_empty_strided, relu]
 autograd: [hardtanh, hardtanh.out, elu.out, softplus, max_pool3d, aminmax.out]
 """
@@ -140,6 +141,60 @@ def test_operators_taken_apart_have_their_gradients(called: list[str]) -> None:
 
     torch.testing.assert_close(run(X.to("tarry")), run(X), rtol=1e-4, atol=1e-5)
     assert "selu" not in called
+
+
+def test_what_fills_is_the_kernel_of_fill(called: list[str]) -> None:
+    tarry.metrics.reset()
+    made = [
+        (X.to("tarry") + 1).zero_() * 2,
+        torch.full((2, 3), True, device="tarry"),
+        torch.ones(3, device="tarry") + 1,
+    ]
+    for found, expected in zip(made, [torch.zeros(4, 4), torch.full((2, 3), True), torch.full((3,), 2.0)], strict=True):
+        torch.testing.assert_close(found.cpu(), expected)
+    assert called.count("fill.Scalar") == 3
+    assert not fallbacks()
+
+
+def test_operators_that_draw_have_the_seed_of_their_node(called: list[str]) -> None:
+    def run() -> list[Tensor]:
+        torch.manual_seed(7)
+        return [F.dropout(X.to("tarry"), 0.5).cpu() for _ in range(3)]
+
+    made, before = run(), torch.get_rng_state()
+    assert called.count("native_dropout") == 3
+    assert not fallbacks()
+    assert not torch.equal(made[0], made[1])
+    torch.testing.assert_close(run(), made)
+    assert torch.equal(torch.get_rng_state(), before)
+    tarry.set_backend("eager")
+    torch.testing.assert_close(run(), made)
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+def test_convolutions_have_the_kernels_that_devices_register(transposed: bool, called: list[str]) -> None:
+    def run(device: str) -> list[Tensor]:
+        torch.manual_seed(0)
+        layer = (torch.nn.ConvTranspose2d if transposed else torch.nn.Conv2d)(2, 4, 3, padding=1, groups=2).to(device)
+        x = torch.randn(2, 2, 5, 5).to(device).requires_grad_()
+        made = layer(x)
+        (made**2).sum().backward()
+        return [t.detach().cpu() for t in [made, x.grad, layer.weight.grad, layer.bias.grad] if t is not None]
+
+    torch.testing.assert_close(run("tarry"), run("cpu"), rtol=1e-4, atol=1e-4)
+    assert called.count("convolution_overrideable") == called.count("convolution_backward_overrideable") == 1
+
+
+def test_permutations_are_drawn_from_the_seed_of_their_node(called: list[str]) -> None:
+    def run() -> list[Tensor]:
+        torch.manual_seed(7)
+        return [torch.randperm(100, device="tarry").cpu() for _ in range(2)]
+
+    made = run()
+    assert called == ["randperm"] * 2
+    assert not torch.equal(*made)
+    tarry.set_backend("eager")
+    torch.testing.assert_close(run(), made)
 
 
 def test_what_was_recorded_whole_is_taken_apart_by_other_backends(called: list[str]) -> None:

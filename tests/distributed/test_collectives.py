@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from torch import Tensor
+from torch import Tensor, nn
 
 import tarry
 from tarry.distributed import operators
@@ -54,10 +56,11 @@ def all_reduce_max_of_a_view(device: str) -> Tensor:
 def all_reduce_asynchronous(device: str) -> Tensor:
     x = numbers(4).to(device)
     work = dist.all_reduce(x, async_op=True)
-    work.wait()
+    work.wait(timedelta(seconds=30))
     assert work.is_completed()
     (result,) = work.get_future().value()
-    return result + x
+    (doubled,) = work.get_future().then(lambda future: [future.value()[0] * 2]).wait()
+    return result + x + doubled
 
 
 @case
@@ -275,6 +278,84 @@ def a_barrier_and_objects_between(device: str) -> Tensor:
 
 
 @case
+def a_thread_beside_the_program(device: str) -> Tensor:
+    """As one that saves a checkpoint: what it waits for is not what the program has recorded, which another rank begins
+    when its own thread has ended."""
+    beside = dist.new_group(backend="gloo")
+
+    def communicate() -> None:
+        if device == "tarry":
+            torch.accelerator.synchronize()
+        dist.barrier(beside)
+
+    thread = threading.Thread(target=communicate)
+    x = numbers(3).to(device)
+    first = dist.get_rank() == 0
+    work = dist.all_reduce(x, async_op=True) if first else None
+    thread.start()
+    thread.join()
+    work = work or dist.all_reduce(x, async_op=True)
+    work.wait()
+    return x
+
+
+@case
+def gather_and_reduce_to_ranks_of_other_sizes(device: str) -> list[Tensor]:
+    """As NCCL does. gloo can broadcast and reduce them one by one."""
+    rank = dist.get_rank()
+    gathered = [torch.zeros(k + 1, 2, device=device) for k in range(2)]
+    parts = [numbers(k + 1, 2).to(device) for k in range(2)]
+    output = torch.zeros(rank + 1, 2, device=device)
+    if device == "tarry":
+        dist.all_gather(gathered, parts[rank] + rank)
+        dist.reduce_scatter(output, parts)
+        return [*gathered, output]
+    for k in range(2):
+        gathered[k].copy_(parts[k] + k)
+        dist.broadcast(gathered[k], k)
+        dist.reduce(parts[k], k)
+    return [*gathered, parts[rank]]
+
+
+@case
+def sparse_tensors_are_summed(device: str) -> list[Tensor]:
+    rank = dist.get_rank()
+    x = torch.sparse_coo_tensor(torch.tensor([[0, rank, rank]]), torch.tensor([1.0, 2.0, 3.0]), (4,)).to(device)
+    dist.all_reduce(x)
+    embedding = nn.Embedding(6, 2, sparse=True)
+    nn.init.constant_(embedding.weight, 0.5)
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(embedding, nn.Tanh()).to(device))
+    model(torch.tensor([1, 2 + rank]).to(device)).square().sum().backward()
+    gradient = model.module[0].weight.grad
+    assert gradient.is_sparse
+    return [x.to_dense(), x.coalesce().indices(), gradient.to_dense()]
+
+
+@case
+def dtypes_that_gloo_does_not_know_are_moved(device: str) -> list[Tensor]:
+    results = []
+    for dtype in (torch.int16, torch.float8_e4m3fn, torch.complex64):
+
+        def given(*sizes: int, dtype: torch.dtype = dtype if device == "tarry" else torch.float32) -> Tensor:
+            return numbers(*sizes).clamp(-8, 8).to(dtype).to(device)
+
+        outputs = [[torch.zeros_like(given(3)) for _ in range(2)] for _ in range(2)]
+        dist.all_gather(outputs[0], given(3))
+        results += outputs[0]
+        for x in (given(2, 2), given(1)[0]):
+            dist.broadcast(x, 1)
+            results.append(x)
+        exchanged = torch.zeros_like(given(4))
+        dist.all_to_all_single(exchanged, given(4))
+        part = torch.zeros_like(given(3))
+        dist.scatter(part, [given(3), given(3)] if dist.get_rank() == 0 else None)
+        results += [exchanged, part]
+        dist.gather(given(3), outputs[1] if dist.get_rank() == 0 else None)
+        results += outputs[1]
+    return [result.cpu().to(torch.complex64) for result in results]
+
+
+@case
 def average_of_whole_numbers(device: str) -> Tensor:
     x = numbers(5).long().to(device)
     dist.all_reduce(x, dist.ReduceOp.AVG if device == "tarry" else dist.ReduceOp.SUM)
@@ -328,6 +409,45 @@ def test_as_gloo_on_the_cpu(answers: list[dict[str, Any]], rank: int, name: str)
 
 def test_the_ir_knows_all_of_them() -> None:
     assert {f"{operators.NAMESPACE}::{name}" for name in operators._SCHEMAS} == COLLECTIVES
+
+
+def wrong_calls() -> list[str]:
+    """What each says, on all ranks; after all of them, ranks go on together."""
+    dist.init_process_group()
+    x, y, pair = torch.ones(3, device="tarry"), torch.zeros(2, 3, device="tarry"), [torch.zeros(3, device="tarry")] * 2
+    short = torch.ones(3, dtype=torch.int16, device="tarry")
+    root = dist.get_rank() == 0
+    calls: list[Callable[[], Any]] = [
+        lambda: dist.all_gather([y, y], x),
+        lambda: dist.all_gather([*pair, x], x),
+        lambda: dist.all_gather_into_tensor(x, x),
+        lambda: dist.reduce_scatter(x, [x[:1], x[:1]]),
+        lambda: dist.reduce_scatter(x, [x]),
+        lambda: dist.reduce_scatter_tensor(x, x),
+        lambda: dist.gather(x, [y, y]) if root else None,
+        lambda: dist.scatter(x, [y, y]) if root else None,
+        lambda: dist.scatter(x, [x]) if root else None,
+        lambda: dist.all_to_all([x], [x]),
+        lambda: dist.all_to_all_single(torch.zeros(2, 2, device="tarry"), y),
+        lambda: dist.all_to_all_single(x, x),
+        lambda: dist.all_reduce(short),
+        lambda: dist.all_reduce(x, dist.ReduceOp.BAND),
+        lambda: dist.reduce_scatter_tensor(short[:1], short[:2]),
+        lambda: dist.broadcast(torch.eye(3).to_sparse().to("tarry"), 0),
+    ]
+    answers = []
+    for k, call in enumerate(calls):
+        try:
+            call()
+            answers.append(f"{k}: {'no error' if root or not 6 <= k <= 8 else 'error'}")
+        except (ValueError, TypeError, NotImplementedError):
+            answers.append(f"{k}: error")
+    dist.all_reduce(x)
+    return [*answers, str(x.tolist())]
+
+
+def test_wrong_arguments_are_errors_at_the_call(tmp_path: Path) -> None:
+    assert run(wrong_calls, tmp_path) == [[*(f"{k}: error" for k in range(16)), "[2.0, 2.0, 2.0]"]] * 2
 
 
 def names_of_groups(backend: str) -> Tensor:

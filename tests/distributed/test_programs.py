@@ -107,6 +107,13 @@ def ddp_fp16_hook(device: str) -> Answer:
 
 
 @program
+def ddp_fp16_hook_of_the_reducer(device: str) -> Answer:
+    model = DistributedDataParallel(gpt(device))
+    model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    return train(model, adamw(model), texts, device, seed=own_seed())
+
+
+@program
 def ddp_power_sgd(device: str) -> Answer:
     model = DistributedDataParallel(cnn(device))
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=3)

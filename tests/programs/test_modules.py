@@ -124,6 +124,84 @@ def test_recurrent_layers(kind: type[nn.RNNBase], batch_first: bool) -> None:
     assert_same([p.grad for p in here.parameters()], [p.grad for p in host.parameters()])
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_lstm_is_computed_as_by_eager_bit_for_bit(bias: bool, grad: bool, dropout: float) -> None:
+    torch.manual_seed(0)
+    host = nn.LSTM(3, 4, num_layers=2, bias=bias, bidirectional=True, batch_first=True, dropout=dropout).train(grad)
+    here = copy.deepcopy(host).to(DEVICE)
+    x = torch.randn(2, 5, 3)
+
+    def program(net: nn.Module, x: Tensor) -> list[Tensor]:
+        torch.manual_seed(1)
+        net.zero_grad()
+        x = x.clone().requires_grad_(grad)
+        with torch.set_grad_enabled(grad):
+            out, (hidden, cell) = net(x)
+        if not grad:
+            return [out, hidden, cell]
+        ((out.sum() + (hidden * cell).sum()) * 2).backward()
+        assert x.grad is not None
+        return [out, hidden, cell, x.grad, *(p.grad for p in net.parameters() if p.grad is not None)]
+
+    actual, expected = program(here, x.to(DEVICE)), program(host, x)
+    if dropout and grad:  # other random numbers than eager's
+        assert [tensor.shape for tensor in actual] == [tensor.shape for tensor in expected]
+    else:
+        assert all(torch.equal(a.cpu(), e) for a, e in zip(actual, expected, strict=True))
+
+
+def test_lstm_with_a_projection_or_without_onednn() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, 2, 3)
+    for options, onednn in (({"proj_size": 2}, True), ({}, False)):
+        host = nn.LSTM(3, 4, **options)  # type: ignore[arg-type]
+        here = copy.deepcopy(host).to(DEVICE)
+        with torch.backends.mkldnn.flags(enabled=onednn):
+            assert_same(here(x.to(DEVICE))[0], host(x)[0])
+
+
+@pytest.mark.parametrize("last", ["output", "hidden", "cell"])
+def test_lstm_is_computed_with_its_gradient_in_a_block_without(last: str) -> None:
+    """oneDNN leaves what its gradient needs only if gradients are enabled when it runs."""
+    torch.manual_seed(0)
+    host = nn.LSTM(3, 4, num_layers=2)
+    here = copy.deepcopy(host).to(DEVICE)
+    x = torch.randn(5, 2, 3)
+    for net in (here, host):
+        output, (hidden, cell) = net(x.to(next(net.parameters()).device))
+        {"output": output, "hidden": hidden, "cell": cell}[last].sum().backward()
+    with torch.no_grad():
+        assert_same([p.grad for p in here.parameters()], [p.grad for p in host.parameters()])
+
+
+def test_lstm_has_gradients_of_gradients() -> None:
+    torch.manual_seed(0)
+    host = nn.LSTM(3, 4, num_layers=2, bidirectional=True)
+    here = copy.deepcopy(host).to(DEVICE)
+    x = torch.randn(5, 2, 3)
+
+    def program(net: nn.Module, x: Tensor) -> list[Tensor]:
+        x = x.clone().requires_grad_()
+        output, (hidden, cell) = net(x)
+        (first,) = torch.autograd.grad(output.square().sum() + (hidden * cell).sum(), x, create_graph=True)
+        first.square().sum().backward()
+        assert x.grad is not None
+        return [first.detach(), x.grad, *(p.grad for p in net.parameters() if p.grad is not None)]
+
+    assert_same(program(here, x.to(DEVICE)), program(host, x))
+
+
+def test_lstm_under_transforms_of_functions() -> None:
+    torch.manual_seed(0)
+    host = nn.LSTM(3, 4)
+    here = copy.deepcopy(host).to(DEVICE)
+    x = torch.randn(5, 2, 3)
+    gradients = [torch.func.grad(lambda x: net(x)[0].sum())(x.to(d)) for net, d in ((here, DEVICE), (host, "cpu"))]  # noqa: B023
+    assert_same(*gradients)
+
+
 def test_packed_sequences() -> None:
     torch.manual_seed(0)
     host = nn.GRU(3, 4, batch_first=True)

@@ -30,13 +30,13 @@ class Served:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._count = 0
-        serve = _runtime._serve
+        compute = _runtime._compute
 
         def counted(*arguments: Any) -> None:
             self._count += 1
-            serve(*arguments)
+            compute(*arguments)
 
-        monkeypatch.setattr(_runtime, "_serve", counted)
+        monkeypatch.setattr(_runtime, "_compute", counted)
 
     def by_python(self) -> int:
         count, self._count = self._count, 0

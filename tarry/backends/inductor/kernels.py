@@ -97,9 +97,10 @@ def build(wanted: Iterable[Kernel]) -> None:
 @functools.cache
 def _libraries() -> Any:
     """Inductor's cache of libraries, with the flags and the precompiled header that kernels with a binding have."""
-    from torch._inductor.codecache import CppCodeCache, CppPythonBindingsCodeCache, clear_on_fresh_cache
+    from torch._inductor.codecache import CppCodeCache, CppPythonBindingsCodeCache
+    from torch._inductor.utils import clear_on_fresh_cache
 
-    class Libraries(CppCodeCache):  # type: ignore[misc]
+    class Libraries(CppCodeCache):
         cache: dict[str, Any] = {}
         cache_clear = staticmethod(cache.clear)
         cpp_compile_command_flags = CppPythonBindingsCodeCache.cpp_compile_command_flags

@@ -17,6 +17,7 @@ from tarry.codegen.emit.python import (
     spelled,
     table,
 )
+from tarry.codegen.forms import FORMS
 from tarry.codegen.model import Base, LazySchema
 from tarry.codegen.schema import function_name
 
@@ -35,7 +36,7 @@ class KernelSpec:
     @property
     def graph_names(self) -> tuple[str, ...]:
         """The operators whose kernel it is."""
-        return (self.schema.name, self.view) if self.view else (self.schema.name,)
+        return (self.schema.name, *([self.view] if self.view else []), *FORMS.get(self.schema.name, ()))
 
     @property
     def function(self) -> str:

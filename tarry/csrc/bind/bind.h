@@ -12,6 +12,7 @@ void bind_device(pybind11::module& m);  // for tarry/device
 void bind_program(pybind11::module& m); // programs that backends make
 void bind_replay(pybind11::module& m);  // what tarry/replay is made of: Trace, Snapshot, Replay, and the guards
 
+void bind_optimizer(pybind11::module& m); // for tarry/device/fast_step.py
 void bind_batch(pybind11::module& m); // batches and their structures, as Python sees them
 
 pybind11::object to_python(const c10::IValue& value);

@@ -1,5 +1,6 @@
 #include <torch/csrc/Generator.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/csrc/jit/api/object.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -28,55 +29,6 @@ c10::DeviceIndex narrow(int64_t index) {
   return static_cast<c10::DeviceIndex>(-1 <= index && index < kMaxDevices ? index : kMaxDevices);
 }
 
-// Whether a tensor is one of the step counts that PyTorch's optimizers keep on the host.
-bool is_counter(const at::Tensor& tensor) {
-  const auto dtype = tensor.scalar_type();
-  return (dtype == at::kFloat || dtype == at::kDouble) && tensor.layout() == at::kStrided && tensor.device().is_cpu() &&
-      tensor.numel() == 1 && !tensor.is_neg() && !tensor.unsafeGetTensorImpl()->is_python_dispatch() && !tensor.requires_grad() &&
-      !tensor.is_inference();
-}
-
-// Not by operators, which would take longer, and which a replay would take for the user's.
-std::vector<double> read_counters(const std::vector<at::Tensor>& counters) {
-  std::vector<double> values;
-  values.reserve(counters.size());
-  for (const at::Tensor& counter : counters) {
-    if (!is_counter(counter)) {
-      return {};
-    }
-    values.push_back(counter.scalar_type() == at::kFloat ? *counter.const_data_ptr<float>() : *counter.const_data_ptr<double>());
-  }
-  return values;
-}
-
-// Adds one to each, and gives the values that all have then: several may share memory, which counts once for each.
-std::vector<double> advance_counters(const std::vector<at::Tensor>& counters) {
-  for (const at::Tensor& counter : counters) {
-    TORCH_CHECK(is_counter(counter));
-    if (counter.scalar_type() == at::kFloat) {
-      *counter.mutable_data_ptr<float>() += 1; // in the counter's own precision, as an operator would
-    } else {
-      *counter.mutable_data_ptr<double>() += 1;
-    }
-    counter.unsafeGetTensorImpl()->bump_version();
-  }
-  return read_counters(counters);
-}
-
-void write_counters(const std::vector<at::Tensor>& counters, const std::vector<double>& values) {
-  TORCH_CHECK(counters.size() == values.size());
-  for (size_t i = 0; i < counters.size(); ++i) {
-    const at::Tensor& counter = counters[i];
-    TORCH_CHECK(is_counter(counter));
-    if (counter.scalar_type() == at::kFloat) {
-      *counter.mutable_data_ptr<float>() = static_cast<float>(values[i]);
-    } else {
-      *counter.mutable_data_ptr<double>() = values[i];
-    }
-    counter.unsafeGetTensorImpl()->bump_version();
-  }
-}
-
 } // namespace
 
 // A reduction of torch.distributed, as its operators get it, by its number and its factor: a number, a tensor, or None. Python cannot
@@ -90,7 +42,54 @@ std::pair<int, py::object> reduction(const torch::jit::Object& boxed) {
   return {op->op_, factor.tensor_factor.defined() ? py::cast(factor.tensor_factor) : py::cast(factor.double_factor)};
 }
 
+#ifndef TARRY_WITHOUT_C10D
+namespace {
+
+// What a recorded collective returns. It is done: the host waits where it reads.
+class RecordedWork : public c10d::Work {
+ public:
+  explicit RecordedWork(std::vector<at::Tensor> results)
+      : results_(std::move(results)),
+        future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), devices(results_))) {
+    future_->markCompleted(c10::IValue(results_));
+  }
+  bool isCompleted() override { return true; }
+  bool isSuccess() const override { return true; }
+  bool wait(std::chrono::milliseconds /*timeout*/) override { return true; }
+  void synchronize() override {}
+  void blockCurrentStream() override {}
+  std::vector<at::Tensor> result() override { return results_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+
+ private:
+  static std::vector<c10::Device> devices(const std::vector<at::Tensor>& tensors) {
+    std::vector<c10::Device> found;
+    for (const at::Tensor& tensor : tensors) {
+      if (!tensor.device().is_cpu() && std::find(found.begin(), found.end(), tensor.device()) == found.end()) {
+        found.push_back(tensor.device());
+      }
+    }
+    return found;
+  }
+
+  const std::vector<at::Tensor> results_;
+  const c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+} // namespace
+
+torch::jit::Object recorded_work(std::vector<at::Tensor> results) {
+  c10::intrusive_ptr<c10d::Work> work = c10::make_intrusive<RecordedWork>(std::move(results));
+  return torch::jit::Object(c10::IValue(std::move(work)).toObject());
+}
+#else
+torch::jit::Object recorded_work(const std::vector<at::Tensor>& /*results*/) {
+  TORCH_CHECK(false, "this PyTorch has no torch.distributed");
+}
+#endif
+
 void bind_collectives(py::module& m) {
+  m.def("recorded_work", &recorded_work, py::arg("results"), "A boxed `Work` of torch.distributed that is done.");
   m.def("reduction", &reduction, py::arg("boxed"));
   m.def(
       "leave_outstanding", &CollectTickets::leave, py::arg("ticket"),
@@ -123,9 +122,6 @@ void bind_device(py::module& m) {
       "default_generator",
       [](int64_t index) { return py::reinterpret_steal<py::object>(THPGenerator_Wrap(default_generator(narrow(index)))); },
       py::arg("index") = -1);
-  m.def("read_counters", &read_counters, "The values of an optimizer's step counts; none if one is no plain number on the host.");
-  m.def("advance_counters", &advance_counters);
-  m.def("write_counters", &write_counters);
   m.def("derive_seed", &derive_seed, py::arg("seed"), py::arg("offset"));
   m.def("memory_info", [](int64_t index) { return memory_info(checked_device(narrow(index))); }, py::arg("index"));
   m.def(

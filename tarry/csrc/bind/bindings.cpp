@@ -18,6 +18,7 @@
 #include "core/fault.h"
 #include "device/hooks.h"
 #include "device/lend.h"
+#include "device/lstm.h"
 #include "record/host_mode.h"
 #include "record/memory.h"
 #include "core/numbers.h"
@@ -68,6 +69,7 @@ void bind_settings(py::module& m) {
   m.def("register_operator", &register_operator);
   m.def("refuse_operator", &refuse_operator);
   m.def("register_layouts", &register_layouts);
+  m.def("register_lstm_layers", &register_lstm_layers);
   m.def(
       "set_callbacks",
       [](py::object sync, py::object batch, py::object failure, py::object diagnose, py::object fallback, py::object read,
@@ -113,11 +115,11 @@ py::dict counters_of(int device) {
   const Executor& executor = *state.executor;
   using namespace pybind11::literals;
   return py::dict(
-      "record"_a = state.recorded, "direct"_a = state.direct.calls, "node_reuse"_a = state.reused,
-      "run_ahead"_a = executor.speculator.used.load(), "run_ahead_miss"_a = executor.speculator.missed.load(),
-      "run_ahead_off"_a = executor.counts.no_cores, "handed_over"_a = executor.counts.submitted,
-      "overlapped"_a = executor.counts.overlapped, "reference"_a = executor.served.interpreted,
-      "cache_hit"_a = executor.served.run);
+      "record"_a = state.recorded, "direct"_a = state.direct.calls, "direct_steps"_a = state.direct.ended,
+      "node_reuse"_a = state.reused, "run_ahead"_a = executor.speculator.used.load(),
+      "run_ahead_miss"_a = executor.speculator.missed.load(), "run_ahead_off"_a = executor.counts.no_cores,
+      "handed_over"_a = executor.counts.submitted, "overlapped"_a = executor.counts.overlapped,
+      "reference"_a = executor.served.interpreted, "cache_hit"_a = executor.served.run);
 }
 
 void bind_counters(py::module& m) {
@@ -125,7 +127,7 @@ void bind_counters(py::module& m) {
   m.def("reset_counters", [](int device) {
     auto& state = state_of(device);
     std::lock_guard<std::mutex> guard(state.mutex);
-    state.recorded = state.reused = state.direct.calls = 0;
+    state.recorded = state.reused = state.direct.calls = state.direct.ended = 0;
     state.executor->speculator.used = state.executor->speculator.missed = 0;
     state.executor->counts = {};
     state.executor->served = {};
@@ -487,6 +489,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   using namespace tarry;
   register_hooks();
   bind_device(m);
+  bind_optimizer(m);
   bind_program(m);
   bind_custom_op(m);
   bind_replay(m);

@@ -208,6 +208,7 @@ struct DirectCalls {
   uint64_t withdrawals = 0;                    // when they began
   std::chrono::steady_clock::time_point began; // the stretch
   uint64_t calls = 0;                          // all of them
+  uint64_t ended = 0;                          // stretches with direct calls
 
   void add(const Operator& op) { stretch = (stretch ^ op.hash.lo) * 0x9e3779b97f4a7c15ULL; }
   void begin_stretch() {

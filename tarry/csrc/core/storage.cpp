@@ -160,9 +160,15 @@ void TarryStorage::leave() {
     leaf.release();
     return;
   }
-  Graveyard graveyard;
   state->bytes.live.fetch_sub(static_cast<int64_t>(home->nbytes), std::memory_order_relaxed);
   state->bytes.stored.fetch_sub(std::exchange(stored_, 0), std::memory_order_relaxed);
+  if (!keeps_count && !leaf && !claim && !value.node) { // no graph has known it: nothing but this thread can reach it
+    data.reset();
+    lent.reset();
+    failure.reset();
+    return;
+  }
+  Graveyard graveyard;
   std::lock_guard<std::mutex> guard(state->mutex);
   if (claim) {
     *claim = nullptr;
@@ -272,6 +278,10 @@ at::Tensor make_uninitialised(DeviceState& state, const Layout* layout) {
 at::Tensor wrap_real(DeviceState& state, at::Tensor real) {
   PlainDispatch plain;
   const CountedMemory counted(state.index);
+  return wrap_plainly(state, std::move(real));
+}
+
+at::Tensor wrap_plainly(DeviceState& state, at::Tensor real) {
   mark_used();
   const Layout* layout = layout_of(real.unsafeGetTensorImpl());
   if (real.storage().use_count() != 1 || real.is_conj() || real.is_neg()) {

@@ -40,7 +40,7 @@ void register_allocators(); // part of register_hooks()
 // back to the system, the next one would spend a good part of its time on page faults.
 void keep_freed_memory(size_t bytes);
 
-// Makes sure that the autograd engine has a thread for each of our devices (engine.cpp).
+// Makes sure that the autograd engine has a thread for each of our devices (hooks.cpp).
 void join_autograd_engine();
 
 // Defined by the recorder: Tensor.resize_ and UntypedStorage.resize_ come here.

@@ -117,60 +117,60 @@ at::Tensor clone_coo(const at::Tensor& self, std::optional<at::MemoryFormat> for
 }
 
 TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) {
-  m.impl("_sparse_coo_tensor_with_dims_and_tensors", TORCH_FN(make_coo));
-  m.impl("_sparse_coo_tensor_with_dims", TORCH_FN(make_empty_coo));
-  m.impl("empty.memory_format", TORCH_FN(empty_coo));
-  m.impl("empty_like", TORCH_FN(at::native::empty_like_sparse_coo));
-  m.impl("sparse_dim", TORCH_FN(at::native::sparse_dim_sparse));
-  m.impl("_dimI", TORCH_FN(at::native::sparse_dim_sparse));
-  m.impl("dense_dim", TORCH_FN(at::native::dense_dim_sparse));
-  m.impl("_dimV", TORCH_FN(at::native::dense_dim_sparse));
-  m.impl("_nnz", TORCH_FN(at::native::_nnz_sparse));
-  m.impl("is_coalesced", TORCH_FN(at::native::is_coalesced_sparse));
-  m.impl("_coalesced_", TORCH_FN(at::native::_coalesced_sparse_));
-  m.impl("_indices", TORCH_FN(at::native::_indices_sparse));
-  m.impl("_values", TORCH_FN(at::native::_values_sparse));
-  m.impl("indices", TORCH_FN(at::native::indices_sparse));
-  m.impl("values", TORCH_FN(at::native::values_sparse));
-  m.impl("sparse_resize_", TORCH_FN(at::native::sparse_resize_));
-  m.impl("sparse_resize_and_clear_", TORCH_FN(at::native::sparse_resize_and_clear_));
-  m.impl("copy_", TORCH_FN(at::native::copy_sparse_wrapper_));
-  m.impl("copy_sparse_to_sparse_", TORCH_FN(at::native::copy_sparse_));
-  m.impl("clone", TORCH_FN(clone_coo));
+  m.impl("_sparse_coo_tensor_with_dims_and_tensors", &make_coo);
+  m.impl("_sparse_coo_tensor_with_dims", &make_empty_coo);
+  m.impl("empty.memory_format", &empty_coo);
+  m.impl("empty_like", &at::native::empty_like_sparse_coo);
+  m.impl("sparse_dim", &at::native::sparse_dim_sparse);
+  m.impl("_dimI", &at::native::sparse_dim_sparse);
+  m.impl("dense_dim", &at::native::dense_dim_sparse);
+  m.impl("_dimV", &at::native::dense_dim_sparse);
+  m.impl("_nnz", &at::native::_nnz_sparse);
+  m.impl("is_coalesced", &at::native::is_coalesced_sparse);
+  m.impl("_coalesced_", &at::native::_coalesced_sparse_);
+  m.impl("_indices", &at::native::_indices_sparse);
+  m.impl("_values", &at::native::_values_sparse);
+  m.impl("indices", &at::native::indices_sparse);
+  m.impl("values", &at::native::values_sparse);
+  m.impl("sparse_resize_", &at::native::sparse_resize_);
+  m.impl("sparse_resize_and_clear_", &at::native::sparse_resize_and_clear_);
+  m.impl("copy_", &at::native::copy_sparse_wrapper_);
+  m.impl("copy_sparse_to_sparse_", &at::native::copy_sparse_);
+  m.impl("clone", &clone_coo);
 }
 
 TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
-  m.impl("empty.memory_format", TORCH_FN(at::native::empty_sparse_compressed));
-  m.impl("empty_like", TORCH_FN(at::native::empty_like_sparse_csr));
-  m.impl("sparse_dim", TORCH_FN(at::native::sparse_dim_sparse_csr));
-  m.impl("dense_dim", TORCH_FN(at::native::dense_dim_sparse_csr));
-  m.impl("_nnz", TORCH_FN(at::native::_nnz_sparse_csr));
-  m.impl("values", TORCH_FN(at::native::values_sparse_csr));
-  m.impl("crow_indices", TORCH_FN(at::native::crow_indices_sparse_csr));
-  m.impl("col_indices", TORCH_FN(at::native::col_indices_sparse_csr));
-  m.impl("ccol_indices", TORCH_FN(at::native::ccol_indices_sparse_csr));
-  m.impl("row_indices", TORCH_FN(at::native::row_indices_sparse_csr));
-  m.impl("copy_", TORCH_FN(at::native::copy_sparse_compressed_));
-  m.impl("clone", TORCH_FN(at::native::clone_sparse_compressed));
+  m.impl("empty.memory_format", &at::native::empty_sparse_compressed);
+  m.impl("empty_like", &at::native::empty_like_sparse_csr);
+  m.impl("sparse_dim", &at::native::sparse_dim_sparse_csr);
+  m.impl("dense_dim", &at::native::dense_dim_sparse_csr);
+  m.impl("_nnz", &at::native::_nnz_sparse_csr);
+  m.impl("values", &at::native::values_sparse_csr);
+  m.impl("crow_indices", &at::native::crow_indices_sparse_csr);
+  m.impl("col_indices", &at::native::col_indices_sparse_csr);
+  m.impl("ccol_indices", &at::native::ccol_indices_sparse_csr);
+  m.impl("row_indices", &at::native::row_indices_sparse_csr);
+  m.impl("copy_", &at::native::copy_sparse_compressed_);
+  m.impl("clone", &at::native::clone_sparse_compressed);
 }
 
 TORCH_LIBRARY_IMPL(aten, NestedTensorPrivateUse1, m) {
-  m.impl("_nested_tensor_size", TORCH_FN(at::native::_nested_tensor_size)); // sizes, strides and offsets lie on the host
-  m.impl("_nested_tensor_strides", TORCH_FN(at::native::_nested_tensor_strides));
-  m.impl("_nested_tensor_storage_offsets", TORCH_FN(at::native::_nested_tensor_storage_offsets));
-  m.impl("is_same_size", TORCH_FN(at::native::nested_is_same_size));
-  m.impl("alias", TORCH_FN(at::native::alias_nested));
-  m.impl("detach", TORCH_FN(at::native::detach));
-  m.impl("unbind.int", TORCH_FN(at::native::NestedTensor_unbind));
-  m.impl("values", TORCH_FN(at::native::values_nested));
-  m.impl("empty_like", TORCH_FN(at::native::empty_like_nested));
-  m.impl("clone", TORCH_FN(at::native::clone_nested));
-  m.impl("_to_copy", TORCH_FN(at::native::_to_copy_nested));
-  m.impl("copy_", TORCH_FN(at::native::copy_nested_));
+  m.impl("_nested_tensor_size", &at::native::_nested_tensor_size); // sizes, strides and offsets lie on the host
+  m.impl("_nested_tensor_strides", &at::native::_nested_tensor_strides);
+  m.impl("_nested_tensor_storage_offsets", &at::native::_nested_tensor_storage_offsets);
+  m.impl("is_same_size", &at::native::nested_is_same_size);
+  m.impl("alias", &at::native::alias_nested);
+  m.impl("detach", &at::native::detach);
+  m.impl("unbind.int", &at::native::NestedTensor_unbind);
+  m.impl("values", &at::native::values_nested);
+  m.impl("empty_like", &at::native::empty_like_nested);
+  m.impl("clone", &at::native::clone_nested);
+  m.impl("_to_copy", &at::native::_to_copy_nested);
+  m.impl("copy_", &at::native::copy_nested_);
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  m.impl("_nested_view_from_buffer", TORCH_FN(at::native::_nested_view_from_buffer));
+  m.impl("_nested_view_from_buffer", &at::native::_nested_view_from_buffer);
 }
 
 TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) {

@@ -45,23 +45,42 @@ struct DirectTensor {
   bool lacks_memory() const { return !storage->data.defined() || (is_mutable && !is_own(*storage)); }
 };
 
-class DirectCall {
+// The device tensors that a direct call is given: notes them, then takes their contents.
+class DirectTensors {
+ public:
+  DirectTensors() = default;
+  ~DirectTensors();
+  DirectTensors(const DirectTensors&) = delete;
+  DirectTensors& operator=(const DirectTensors&) = delete;
+
+  bool note(const at::Tensor& tensor, bool is_mutable); // false for one that the recorder has to look at
+  bool take_contents(c10::ArrayRef<const Operator*> ops);
+  bool is_on() const { return state_ && state_->direct.is_on.load(std::memory_order_relaxed); }
+  const DeviceState* state() const { return state_; }
+  at::Tensor next_real(); // in the order in which they were noted
+
+ protected:
+  bool is_possible() const;
+  void take(c10::ArrayRef<const Operator*> ops);
+  void give_memory(TarryStorage* storage, const at::Tensor& before);
+
+  c10::SmallVector<DirectTensor, 4> tensors_;
+  size_t put_ = 0; // how many of these next_real() has given
+  DeviceState* state_ = nullptr;
+  uint64_t stretch_ = 0; // its number
+  bool writes_ = false;  // it is counted in TarryStorage::direct_writers
+};
+
+class DirectCall : DirectTensors {
  public:
   DirectCall(const Operator& op, torch::jit::Stack& stack) : op_(op), stack_(stack), first_(stack.size() - op.arguments.size()) {}
-  ~DirectCall();
-  DirectCall(const DirectCall&) = delete;
-  DirectCall& operator=(const DirectCall&) = delete;
 
   bool run();
 
  private:
-  bool note(const at::Tensor& tensor, const Argument& declared);
+  bool note_tensor(const at::Tensor& tensor, const Argument& declared);
   bool note_argument(const c10::IValue& value, const Argument& declared);
-  bool is_possible() const;
-  bool take_contents();
-  void take();
-  void give_memory(TarryStorage* storage, const at::Tensor& before);
-  at::Tensor next_real(const at::Tensor& tensor);
+  at::Tensor real_of(const at::Tensor& tensor);
   c10::IValue real_argument(const c10::IValue& value, const Argument& declared);
   void call();
   c10::IValue adopt(c10::IValue result) const;
@@ -70,14 +89,9 @@ class DirectCall {
   const Operator& op_;
   torch::jit::Stack& stack_;
   const size_t first_; // where the arguments begin, and later the results
-  c10::SmallVector<DirectTensor, 4> tensors_;
-  size_t put_ = 0; // how many of these are on the stack
-  DeviceState* state_ = nullptr;
-  uint64_t stretch_ = 0; // its number
-  bool writes_ = false;  // it is counted in TarryStorage::direct_writers
 };
 
-DirectCall::~DirectCall() {
+DirectTensors::~DirectTensors() {
   if (writes_) {
     std::lock_guard<std::mutex> guard(state_->mutex);
     for (const DirectTensor& each : tensors_) {
@@ -86,40 +100,45 @@ DirectCall::~DirectCall() {
   }
 }
 
-// False for what the recorder has to look at: it refuses the tensor, or treats it in a way of its own.
-bool DirectCall::note(const at::Tensor& tensor, const Argument& declared) {
-  if (!tensor.defined()) {
-    return true;
-  }
+bool DirectTensors::note(const at::Tensor& tensor, bool is_mutable) {
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  if (op_.has(kMaskIndices) && !tensors_.empty() && (tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte)) {
-    return false;
-  }
-  if (impl->device_type() != c10::DeviceType::PrivateUse1) {
-    return impl->device_type() == c10::DeviceType::CPU && tensor.dim() == 0 && declared.kind == ArgKind::Tensor &&
-        !declared.is_mutable && !tensor.requires_grad();
-  }
   TarryStorage* storage = impl->key_set().has_any(kLazyBits) ? nullptr : storage_of(impl);
   if (!storage || (state_ && state_ != storage->state)) {
     return false;
   }
   state_ = storage->state;
   const Layout* view = storage->home->describes(impl) ? nullptr : layout_of(impl);
-  if (view && (view->nbytes > storage->home->nbytes || (declared.is_mutable && view->may_overlap))) {
+  if (view && (view->nbytes > storage->home->nbytes || (is_mutable && view->may_overlap))) {
     return false;
   }
-  tensors_.push_back({declared.is_mutable ? tensor : at::Tensor(), storage, view, declared.is_mutable, {}});
+  tensors_.push_back({is_mutable ? tensor : at::Tensor(), storage, view, is_mutable, {}});
   return true;
+}
+
+// False for what the recorder has to look at: it refuses the tensor, or treats it in a way of its own.
+bool DirectCall::note_tensor(const at::Tensor& tensor, const Argument& declared) {
+  if (!tensor.defined()) {
+    return true;
+  }
+  if (op_.has(kMaskIndices) && !tensors_.empty() && (tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte)) {
+    return false;
+  }
+  if (tensor.unsafeGetTensorImpl()->device_type() != c10::DeviceType::PrivateUse1) {
+    return tensor.is_cpu() && tensor.dim() == 0 && declared.kind == ArgKind::Tensor && !declared.is_mutable &&
+        !tensor.requires_grad();
+  }
+  return note(tensor, declared.is_mutable);
 }
 
 bool DirectCall::note_argument(const c10::IValue& value, const Argument& declared) {
   if (value.isTensor()) {
-    return note(value.toTensor(), declared);
+    return note_tensor(value.toTensor(), declared);
   }
   if (declared.kind == ArgKind::TensorList && value.isList()) {
     const auto items = value.toListRef();
-    return std::all_of(
-        items.begin(), items.end(), [&](const c10::IValue& item) { return item.isNone() || note(item.toTensor(), declared); });
+    return std::all_of(items.begin(), items.end(), [&](const c10::IValue& item) {
+      return item.isNone() || note_tensor(item.toTensor(), declared);
+    });
   }
   if (value.isDevice() && value.toDevice().type() == c10::DeviceType::PrivateUse1 && !state_) {
     state_ = &device_state(value.toDevice().index());
@@ -128,7 +147,7 @@ bool DirectCall::note_argument(const c10::IValue& value, const Argument& declare
 }
 
 // Under the lock.
-bool DirectCall::is_possible() const {
+bool DirectTensors::is_possible() const {
   const Executor& executor = *state_->executor; // what was launched early reads memory that would be written in place
   return !state_->pending && !executor.is_busy() && !executor.speculator.has_launched() && can_call_directly(state_->index) &&
       std::all_of(tensors_.begin(), tensors_.end(), [](const DirectTensor& each) {
@@ -139,7 +158,7 @@ bool DirectCall::is_possible() const {
 }
 
 // Memory for a storage that has none, or memory of its own for one that shares what it has.
-void DirectCall::give_memory(TarryStorage* storage, const at::Tensor& before) {
+void DirectTensors::give_memory(TarryStorage* storage, const at::Tensor& before) {
   const PlainDispatch plain;
   const CountedMemory counted(state_->index);
   at::Tensor own = before.defined() ? clone_exactly(before) : empty_real(storage->home, *state_);
@@ -152,7 +171,7 @@ void DirectCall::give_memory(TarryStorage* storage, const at::Tensor& before) {
 }
 
 // Under the lock.
-void DirectCall::take() {
+void DirectTensors::take(c10::ArrayRef<const Operator*> ops) {
   DirectCalls& direct = state_->direct;
   for (DirectTensor& each : tensors_) {
     each.real = each.storage->data;
@@ -166,13 +185,15 @@ void DirectCall::take() {
   if (C10_UNLIKELY(is_logging()) && direct.direct == 0) {
     direct.began = Clock::now();
   }
-  direct.add(op_);
-  ++direct.direct;
-  ++direct.calls;
+  for (const Operator* op : ops) {
+    direct.add(*op);
+  }
+  direct.direct += static_cast<uint32_t>(ops.size());
+  direct.calls += ops.size();
   stretch_ = direct.number;
 }
 
-bool DirectCall::take_contents() {
+bool DirectTensors::take_contents(c10::ArrayRef<const Operator*> ops) {
   for (int attempt = 0; attempt < 1000; ++attempt) { // other threads may share the memory again
     TarryStorage* storage = nullptr;
     at::Tensor before;
@@ -184,7 +205,7 @@ bool DirectCall::take_contents() {
       const auto lacking = std::find_if(
           tensors_.begin(), tensors_.end(), [](const DirectTensor& each) { return each.lacks_memory(); });
       if (lacking == tensors_.end()) {
-        take();
+        take(ops);
         return true;
       }
       storage = lacking->storage;
@@ -195,10 +216,7 @@ bool DirectCall::take_contents() {
   return false;
 }
 
-at::Tensor DirectCall::next_real(const at::Tensor& tensor) {
-  if (!tensor.defined() || !is_tarry(tensor)) {
-    return tensor;
-  }
+at::Tensor DirectTensors::next_real() {
   DirectTensor& each = tensors_[put_++];
   if (each.view) {
     each.real = view_as_layout(each.real, each.view);
@@ -206,16 +224,20 @@ at::Tensor DirectCall::next_real(const at::Tensor& tensor) {
   return each.real;
 }
 
+at::Tensor DirectCall::real_of(const at::Tensor& tensor) {
+  return tensor.defined() && is_tarry(tensor) ? next_real() : tensor;
+}
+
 c10::IValue DirectCall::real_argument(const c10::IValue& value, const Argument& declared) {
   if (value.isTensor()) {
-    return next_real(value.toTensor());
+    return real_of(value.toTensor());
   }
   if (declared.kind == ArgKind::TensorList) {
     auto copy = value.toList().copy();
     for (size_t i = 0; i < copy.size(); ++i) {
       const c10::IValue item = copy.get(i);
       if (item.isTensor()) {
-        copy.set(i, next_real(item.toTensor()));
+        copy.set(i, real_of(item.toTensor()));
       }
     }
     return copy;
@@ -237,8 +259,6 @@ void DirectCall::call() {
       value = real_argument(value, op_.arguments[i]);
     }
   }
-  const PlainDispatch plain;
-  const CountedMemory counted(state_->index);
   std::optional<SeededCall> seeded;
   if (draws) {
     seeded.emplace(op_, draw_seed(given, state_->index), stack_, real_device(state_->index));
@@ -275,7 +295,7 @@ c10::IValue DirectCall::adopt(c10::IValue result) const {
 }
 
 at::Tensor DirectCall::wrap(at::Tensor real) const {
-  at::Tensor ours = wrap_real(*state_, std::move(real));
+  at::Tensor ours = wrap_plainly(*state_, std::move(real));
   storage_of(ours.unsafeGetTensorImpl())->made_in = stretch_;
   return ours;
 }
@@ -286,9 +306,12 @@ bool DirectCall::run() {
       return false;
     }
   }
-  if (!state_ || !state_->direct.is_on.load(std::memory_order_relaxed) || !take_contents()) {
+  const Operator* op = &op_;
+  if (!is_on() || !take_contents(op)) {
     return false;
   }
+  const PlainDispatch plain;
+  const CountedMemory counted(state_->index);
   call();
   for (size_t i = first_; i < stack_.size(); ++i) {
     stack_[i] = adopt(std::move(stack_[i]));
@@ -348,14 +371,50 @@ void force_direct_calls(bool on) {
   }
 }
 
+bool may_call_directly() {
+  return C10_UNLIKELY(devices_with_direct_calls.load(std::memory_order_relaxed) != 0) && ((!held && !is_watched()) || forced);
+}
+
+namespace {
+
+// Kernels in Python, results that look at an argument's memory or depend on data, out= arguments: the recorder knows what to do.
+bool is_plain(const Operator& op) {
+  return op.has(kListed) && !op.has(kForcedEager) && !op.has(kDynamic) && !op.has_out && !op.gives_views && op.recordable;
+}
+
+} // namespace
+
 bool call_directly(const Operator& op, torch::jit::Stack* stack) {
-  if (C10_LIKELY(devices_with_direct_calls.load(std::memory_order_relaxed) == 0) || ((held || is_watched()) && !forced)) {
+  return may_call_directly() && is_plain(op) && DirectCall(op, *stack).run();
+}
+
+bool update_directly(
+    c10::ArrayRef<const Operator*> ops, c10::ArrayRef<DirectList> lists,
+    c10::function_ref<void(std::vector<std::vector<at::Tensor>>&)> update) {
+  if (!may_call_directly() || !std::all_of(ops.begin(), ops.end(), [](const Operator* op) { return is_plain(*op); })) {
     return false;
   }
-  // Kernels in Python, results that look at an argument's memory or depend on data, out= arguments: the recorder knows what to do.
-  const bool is_plain = op.has(kListed) && !op.has(kForcedEager) && !op.has(kDynamic) && !op.has_out && !op.gives_views &&
-      op.recordable;
-  return is_plain && DirectCall(op, *stack).run();
+  DirectTensors tensors;
+  for (const DirectList& list : lists) {
+    for (const at::Tensor& tensor : *list.tensors) {
+      if (!tensors.note(tensor, list.is_mutable)) {
+        return false;
+      }
+    }
+  }
+  if (!tensors.is_on() || !tensors.take_contents(ops)) {
+    return false;
+  }
+  const PlainDispatch plain;
+  const CountedMemory counted(tensors.state()->index);
+  std::vector<std::vector<at::Tensor>> reals(lists.size());
+  for (size_t i = 0; i < lists.size(); ++i) {
+    for (size_t k = 0; k < lists[i].tensors->size(); ++k) {
+      reals[i].push_back(tensors.next_real());
+    }
+  }
+  update(reals);
+  return true;
 }
 
 void note_computed(DeviceState& state, uint64_t stretch, bool by_reference) {
@@ -400,6 +459,7 @@ void judge_stretch(DeviceState& state, const char* reason) {
     if (direct.direct == 0) {
       return;
     }
+    ++direct.ended;
     judge(direct);
     if (!state.pending) {
       direct.begin_stretch();

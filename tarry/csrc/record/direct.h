@@ -13,6 +13,8 @@
 
 #include <ATen/core/stack.h>
 
+#include <c10/util/FunctionRef.h>
+
 #include "core/graph.h"
 
 namespace tarry {
@@ -23,8 +25,22 @@ void set_direct_calls(uint32_t after, uint32_t until);
 void hold_direct_calls(bool on);  // everything is recorded meanwhile
 void force_direct_calls(bool on); // for tests: on the current device, all that can be
 
+bool may_call_directly(); // whether there are direct calls now, on some device
 // False, and nothing is done, if the call has to be recorded.
 bool call_directly(const Operator& op, torch::jit::Stack* stack);
+
+// Several operators at once, on all these tensors: `update` gets the real tensors of each list. False, and nothing is done, if the calls
+// of these operators have to be recorded.
+struct DirectList {
+  const std::vector<at::Tensor>* tensors;
+  bool is_mutable;
+};
+bool update_directly(
+    c10::ArrayRef<const Operator*> ops, c10::ArrayRef<DirectList> lists,
+    c10::function_ref<void(std::vector<std::vector<at::Tensor>>&)> update);
+
+// As wrap_real() (core/graph.h), for a caller that computes plainly for the device already.
+at::Tensor wrap_plainly(DeviceState& state, at::Tensor real);
 
 // A batch was computed, which the operators of this stretch had recorded. Under no lock.
 void note_computed(DeviceState& state, uint64_t stretch, bool by_reference);

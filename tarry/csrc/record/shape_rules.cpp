@@ -358,16 +358,15 @@ ShapeRules all_shape_rules() {
 
 using MetaKernels = std::unordered_map<std::string, c10::KernelFunction>;
 
-template <typename Op, typename Op::schema* kernel>
-void add(MetaKernels& kernels) {
+template <typename Op>
+void add(MetaKernels& kernels, typename Op::schema* kernel) {
   const std::string overload = Op::overload_name;
-  kernels.emplace(
-      Op::name + (overload.empty() ? "" : "." + overload),
-      c10::KernelFunction::makeFromUnboxedFunction(c10::CompileTimeFunctionPointer<typename Op::schema, kernel>()));
+  // Called through a pointer: kernels of one signature then share the code that takes their arguments from a stack.
+  kernels.emplace(Op::name + (overload.empty() ? "" : "." + overload), c10::KernelFunction::makeFromUnboxedRuntimeFunction(kernel));
 }
 
 // An operator as at::_ops calls it, and its kernel.
-#define TARRY_META(op, kernel) add<at::_ops::op, static_cast<at::_ops::op::schema*>(&at::meta::kernel)>(kernels)
+#define TARRY_META(op, kernel) add<at::_ops::op>(kernels, &at::meta::kernel)
 #define TARRY_SAME(name) TARRY_META(name, name)
 // An operator and its in-place form.
 #define TARRY_UNARY(name) \

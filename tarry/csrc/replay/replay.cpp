@@ -1,12 +1,13 @@
 #include "replay/replay.h"
 
 #include <algorithm>
+#include <cstring>
 
-#include "execute/executor.h"
 #include "core/generator.h"
-#include "device/hooks.h"
 #include "core/numbers.h"
 #include "core/switches.h"
+#include "device/hooks.h"
+#include "execute/executor.h"
 #include "record/provenance.h"
 
 namespace tarry {
@@ -367,6 +368,38 @@ std::variant<std::vector<at::Tensor>, std::string> Replay::arm(
   }
   state.executor->speculator.drop(); // what was launched for another step
   return publish(arguments, storages);
+}
+
+// ---- reads of host tensors
+namespace {
+
+thread_local HostReads* watcher = nullptr;
+
+std::unique_ptr<at::ObserverContext> look(const at::RecordFunction& call) {
+  if (watcher && std::strcmp(call.name(), "aten::_local_scalar_dense") == 0 && !call.inputs().empty() &&
+      call.inputs()[0].isTensor()) {
+    const at::Tensor& tensor = call.inputs()[0].toTensor();
+    // A wrapped number is a number of the program that some operator takes as a tensor.
+    if (tensor.defined() && tensor.is_cpu() && !tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+      watcher->found.emplace_back(tensor, current_site());
+    }
+  }
+  return nullptr;
+}
+
+} // namespace
+
+HostReads::HostReads() {
+  TORCH_CHECK(!watcher, "tarry: this thread's reads are being watched already");
+  watcher = this;
+  handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&look).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+}
+
+void HostReads::stop() {
+  if (watcher == this) {
+    watcher = nullptr;
+    at::removeCallback(handle_);
+  }
 }
 
 } // namespace tarry

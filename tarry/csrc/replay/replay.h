@@ -6,6 +6,8 @@
 // step had just been recorded, so that programs, the reference path, errors and updates in place need not know of replays.
 #pragma once
 
+#include <ATen/record_function.h>
+
 #include <optional>
 #include <string>
 #include <thread>
@@ -135,6 +137,21 @@ class Replay {
   std::vector<Node*> leaves_;
   Plan plan_;
   std::vector<std::pair<uint32_t, uint32_t>> number_positions_; // of plan_.numbers: a node, and which of its numbers
+};
+
+// Reads of host tensors by the operators of one thread, however the program asks for them: `float(t)` in Python, or a tensor
+// given to an operator where it takes a number.
+class HostReads {
+ public:
+  HostReads(); // watches this thread until stop(), which the same thread has to call; one at a time
+  ~HostReads() { stop(); }
+  HostReads(const HostReads&) = delete;
+  void stop();
+
+  std::vector<std::pair<at::Tensor, uint32_t>> found; // what was read, and at which site
+
+ private:
+  at::CallbackHandle handle_ = 0;
 };
 
 } // namespace tarry
