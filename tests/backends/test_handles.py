@@ -69,3 +69,14 @@ def test_a_stand_in_is_no_tensor_to_compute_with() -> None:
         tarry.mark_step()
         with expect(syncs=0):
             assert C.materialise(x).tolist() == [2.0] * 3
+
+
+def test_a_backend_with_memory_of_its_own_compiles_the_cells_of_an_lstm() -> None:
+    """oneDNN's layers (csrc/device/lstm.cpp) would compute on the CPU."""
+    torch.manual_seed(0)
+    layer, x = torch.nn.LSTM(3, 4), torch.randn(5, 2, 3)
+    expected = layer(x)[0]
+    with using(Accelerator()):
+        actual, _ = layer.to("tarry")(x.to("tarry"))
+        assert "aten::sigmoid" in str(tarry.graph(actual))
+        torch.testing.assert_close(actual.cpu(), expected)

@@ -195,15 +195,19 @@ struct LstmLayer : torch::autograd::Function<LstmLayer> {
 
 // ---- whole networks
 
-// Whether PyTorch would have oneDNN compute it on a CPU.
+// Whether PyTorch would have oneDNN compute it on a CPU. A backend that keeps data of its own gets the cells, which it can compile.
 bool suits_onednn(const at::Tensor& input, at::TensorList state, at::TensorList weights) {
   const auto suits = [](const at::Tensor& tensor) {
     return is_tarry(tensor) && tensor.scalar_type() == at::kFloat && !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
         !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() && !tensor._fw_grad(/*level=*/0).defined();
   };
-  return real_device().is_cpu() && at::globalContext().userEnabledMkldnn() &&
-      !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) && suits(input) &&
-      input.dim() == 3 && input.numel() != 0 && state.size() == 2 && std::all_of(state.begin(), state.end(), suits) &&
+  if (!suits(input)) {
+    return false;
+  }
+  const c10::DeviceIndex index = input.device().index();
+  return real_device(index).is_cpu() && !has_opaque_data(index) && at::globalContext().userEnabledMkldnn() &&
+      !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) && input.dim() == 3 &&
+      input.numel() != 0 && state.size() == 2 && std::all_of(state.begin(), state.end(), suits) &&
       std::all_of(weights.begin(), weights.end(), suits) && state[0].dim() == 3 && state[0].sizes() == state[1].sizes();
 }
 
