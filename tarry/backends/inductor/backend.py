@@ -318,6 +318,7 @@ def _giving_up() -> Iterator[None]:
 def why_not(device: str) -> str:
     """Why Inductor cannot be used here, in one line; empty if it can."""
     try:
+        os.getcwd()  # where there is none, importing PyTorch's compiler fails
         if device.startswith("cuda"):
             from torch.utils._triton import has_triton
 
