@@ -1,11 +1,12 @@
 """What programs that read cost beside eager PyTorch, for a machine that does other things as well.
 
     python -m benchmarks turns                 # all programs, with one thread
-    python -m benchmarks turns --threads 2 --only trainer hooks
+    python -m benchmarks turns --threads 2 --clock wall --only trainer hooks
 
 Eager and tarry take turns in one process, so that what slows one down slows down the other, too; shown is the least
-processor time of a step, which waiting for a core adds nothing to. tarry runs as a user gets it who chooses nothing,
-and is not given time to compile: most of such programs are over before a compiler is done.
+time of a step: processor time, which waiting for a core adds nothing to, or the wall clock's, for a machine that does
+nothing else (compiling in the background, and threads of OpenMP that wait, add to the former). tarry runs as a user
+gets it who chooses nothing, and is not given time to compile: most of such programs are over before a compiler is done.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ from benchmarks.reads import ALL, WARM_UP
 TURN = 0.03  # seconds of a turn, about
 
 
-def _cpu_time(step: object, count: int) -> float:
-    begin = time.process_time()
+CLOCKS = {"processor": time.process_time, "wall": time.perf_counter}
+
+
+def _time_of(step: object, count: int, clock: str) -> float:
+    begin = CLOCKS[clock]()
     for _ in range(count):
         step()  # type: ignore[operator]
-    return (time.process_time() - begin) / count * 1e6
+    return (CLOCKS[clock]() - begin) / count * 1e6
 
 
-def run(pipe: Connection, name: str, threads: int, turns: int) -> None:
+def run(pipe: Connection, name: str, threads: int, turns: int, clock: str) -> None:
     """A process: answer with microseconds per step of eager and of tarry, or with a string that says what failed."""
     torch.set_num_threads(threads)
     try:
@@ -45,17 +49,17 @@ def run(pipe: Connection, name: str, threads: int, turns: int) -> None:
         until = time.perf_counter() + WARM_UP
         while time.perf_counter() < until:
             steps[1]()
-        count = max(1, round(TURN * 1e6 / max(1.0, _cpu_time(steps[0], 5))))
-        samples = [[_cpu_time(step, count) for step in steps] for _ in range(turns)]
+        count = max(1, round(TURN * 1e6 / max(1.0, _time_of(steps[0], 5, clock))))
+        samples = [[_time_of(step, count, clock) for step in steps] for _ in range(turns)]
         pipe.send([min(column) for column in zip(*samples, strict=True)])
     except Exception as error:  # one program's failure is a result; the others' times are still wanted
         pipe.send(reason(error))
 
 
-def measure(name: str, threads: int, turns: int) -> list[float] | str:
+def measure(name: str, threads: int, turns: int, clock: str) -> list[float] | str:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=run, args=(there, name, threads, turns), daemon=True)
+    process = context.Process(target=run, args=(there, name, threads, turns, clock), daemon=True)
     process.start()
     there.close()
     try:
@@ -69,17 +73,18 @@ def measure(name: str, threads: int, turns: int) -> list[float] | str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks turns",
-        description="Processor time of programs that read, eager and tarry in turns.",
+        description="What a step of programs that read takes, eager and tarry in turns.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch")
     parser.add_argument("--turns", type=int, default=12, help="of each; the table shows the best")
+    parser.add_argument("--clock", choices=tuple(CLOCKS), default="processor", help="whose time")
     parser.add_argument("--only", nargs="+", default=list(ALL), choices=tuple(ALL), metavar="ROW", help=", ".join(ALL))
     options = parser.parse_args(argv)
-    print(f"{'µs of processor time per step':32} {'eager':>9} {'tarry':>9} ratio", flush=True)
+    print(f"{f'µs per step ({options.clock})':32} {'eager':>9} {'tarry':>9} ratio", flush=True)
     ratios = []
     for name in options.only:
-        found = measure(name, options.threads, options.turns)
+        found = measure(name, options.threads, options.turns, options.clock)
         if isinstance(found, str):
             print(f"{name:32} fails: {found}", flush=True)
             continue
