@@ -297,7 +297,7 @@ def test_a_wrong_call_draws_as_much_as_if_it_were_recorded(wrong: Callable[[Tens
 
 
 def test_threads_draw_from_the_process_own_generator_in_turn() -> None:
-    """An operator without a generator argument draws from the real device's, whose state nobody must find changed."""
+    """An operator without a generator argument draws from the real device's, whose state must stay as it was."""
     x = torch.ones(1 << 15, device="tarry")
 
     def draw(into: list[float]) -> None:

@@ -99,7 +99,7 @@ TORCH_LIBRARY_IMPL(tarry, Meta, m) {
   m.impl("lstm_layer_backward", TORCH_FN(layer_backward_on_meta));
 }
 
-// Under no guard: whoever calls it is below autograd.
+// Under no guard: its callers are below autograd.
 template <typename Result, typename... Args>
 Result call(const char* name, Result (*)(Args...), std::decay_t<Args>... given) {
   const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
